@@ -68,9 +68,9 @@ def world() -> Iterator[Any]:
     from etc_dist import world
     from etc_dist.settings import Settings
 
-    started = world.start(Settings.load())
-    yield started
-    started.close()
+    new_world = world.start(Settings.load())
+    yield new_world
+    new_world.close()
 
 
 def kept_proof(plan: Any, dims: Mapping[str, int], workers: int) -> Any:
@@ -199,8 +199,8 @@ def first_always(cases: Iterable[tuple[Any, ...]], count: int) -> list[Any]:
 def some_of(cases: Iterable[Any], step: int) -> list[Any]:
     """Cases of a parametrized test, of which all but each `step`-th are exhaustive."""
     return [
-        pytest.param(case, marks=[pytest.mark.exhaustive] if number % step else [])
-        for number, case in enumerate(cases)
+        pytest.param(case, marks=[pytest.mark.exhaustive] if case_idx % step else [])
+        for case_idx, case in enumerate(cases)
     ]
 
 
@@ -241,13 +241,13 @@ def check_marks(item: pytest.Item) -> None:
     """Refuse arguments that would be ignored."""
     for name, arguments in MARKS.items():
         for mark in item.iter_markers(name):
-            unknown = [*map(str, mark.args), *sorted(set(mark.kwargs) - {*arguments})]
-            if unknown:
+            faults = [*map(str, mark.args), *sorted(set(mark.kwargs) - {*arguments})]
+            if faults:
                 takes = " and ".join(f"{a}=" for a in arguments)
                 takes = f"{takes} only" if takes else "nothing"
                 raise pytest.UsageError(
                     f"{item.nodeid}: the {name} marker takes {takes}, "
-                    f"not {', '.join(unknown)}"
+                    f"not {', '.join(faults)}"
                 )
     if not {*_named_ranks(item)} <= {*CPU_RANKS}:
         raise pytest.UsageError(
@@ -262,13 +262,13 @@ def _named_ranks(item: pytest.Item) -> list[int]:
     return mark.kwargs.get("ranks", []) if mark else []
 
 
-def runs_here(named: list[int], size: int, is_all: bool) -> bool:
+def runs_here(numbers: list[int], size: int, is_all: bool) -> bool:
     """Whether a test that names some numbers of ranks runs on `size` of them. By
     default, the names decide, and 2 where there are none. With --all, and on a number
     that no test may name, such as that of eight GPUs, their least does."""
     if is_all or size not in CPU_RANKS:
-        return size >= min(named, default=1)
-    return size in (named or [2])
+        return size >= min(numbers, default=1)
+    return size in (numbers or [2])
 
 
 def _is_for_other_ranks(config: pytest.Config, item: pytest.Item) -> bool:
@@ -290,25 +290,25 @@ def _devices(item: pytest.Item) -> int:
 
 
 def _skip_without_devices(item: pytest.Item) -> None:
-    needed, found = _devices(item), usable_gpus()
-    if needed > found:
-        reason = f"needs {needed} GPUs, and {found} can be used"
+    num_needed, num_gpus = _devices(item), usable_gpus()
+    if num_needed > num_gpus:
+        reason = f"needs {num_needed} GPUs, and {num_gpus} can be used"
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _is_slow(item: pytest.Item) -> bool:
     """Whether a test is exhaustive here: tests of ranks are not on GPUs, which are
     fast."""
-    on_gpus = os.environ.get("ETC_DIST_BACKEND") == "cuda"
-    if on_gpus and item.get_closest_marker("mpi") is not None:
+    is_on_gpus = os.environ.get("ETC_DIST_BACKEND") == "cuda"
+    if is_on_gpus and item.get_closest_marker("mpi") is not None:
         return False
     return item.get_closest_marker("exhaustive") is not None
 
 
 def _is_optional(config: pytest.Config, name: str) -> Callable[[pytest.Item], object]:
     """Whether an item is marked `name`, without the option of this name."""
-    given = config.getoption(f"--{name}")
-    return lambda item: not given and item.get_closest_marker(name)
+    is_chosen = config.getoption(f"--{name}")
+    return lambda item: not is_chosen and item.get_closest_marker(name)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -319,8 +319,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     pattern = r"mark\.mpi(?:\(ranks=(\[.*?\])\))?"
     marks = re.findall(pattern, collection_path.read_text())
-    named = [json.loads(ranks or "[]") for ranks in marks]
-    return None if any(runs_here(n, *_ranks(config)) for n in named) else True
+    ranks_of_marks = [json.loads(ranks or "[]") for ranks in marks]
+    return None if any(runs_here(n, *_ranks(config)) for n in ranks_of_marks) else True
 
 
 def pytest_collection_modifyitems(
@@ -337,14 +337,14 @@ def pytest_collection_modifyitems(
     }
     counts: dict[str, int] = {}
     for reason, applies in deselect.items():
-        kept: list[pytest.Item] = []
+        selection: list[pytest.Item] = []
         left_out: list[pytest.Item] = []
         for item in items:
             is_out = item in marked and applies(item)
-            (left_out if is_out else kept).append(item)
+            (left_out if is_out else selection).append(item)
         if left_out:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = kept
+            items[:] = selection
             counts[reason] = len(left_out)
     for item in marked:
         _skip_without_devices(item)
@@ -394,10 +394,10 @@ def _mpi_world() -> Any:
         return None
     from mpi4py import MPI
 
-    started = int(os.environ.get("LAUNCH_RANKS", MPI.COMM_WORLD.size))
-    if started != MPI.COMM_WORLD.size:
+    num_ranks = int(os.environ.get("LAUNCH_RANKS", MPI.COMM_WORLD.size))
+    if num_ranks != MPI.COMM_WORLD.size:
         raise pytest.UsageError(
-            f"mpirun started {started} ranks, but MPI sees {MPI.COMM_WORLD.size}: "
+            f"mpirun started {num_ranks} ranks, but MPI sees {MPI.COMM_WORLD.size}: "
             f"mpirun and mpi4py use different MPI libraries (etc-dist doctor)"
         )
     return MPI.COMM_WORLD
@@ -422,8 +422,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Agreement(world), "rank-agreement")
     path = os.environ.get("LAUNCH_OUTCOMES")
     # Of processes that share the tests, those write that run some.
-    runs_tests = hasattr(config, "workerinput") or not config.getoption("-n", None)
-    if path and runs_tests and (not under_mpi or _rank() == 0):
+    is_runner = hasattr(config, "workerinput") or not config.getoption("-n", None)
+    if path and is_runner and (not under_mpi or _rank() == 0):
         config.pluginmanager.register(Outcomes(Path(path)), "outcomes")
 
 
@@ -454,8 +454,8 @@ class Agreement:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Refuse ranks that would not run the same tests."""
         ids = "\n".join(item.nodeid for item in session.items)
-        mine = (hashlib.sha256(ids.encode()).hexdigest(), session.testsfailed)
-        every = self.comm.allgather(mine)
+        state = (hashlib.sha256(ids.encode()).hexdigest(), session.testsfailed)
+        every = self.comm.allgather(state)
         self.odd = [r for r, theirs in enumerate(every) if theirs != every[0]]
         if self.odd:
             pytest.exit(f"ranks {self.odd} did not collect the tests of rank 0", 2)
@@ -475,16 +475,16 @@ class Agreement:
             return report  # the call decides
         bad = self.failed_ranks(report, item)
         if bad:
-            mine = report.longreprtext if report.failed else None
-            texts = self.comm.allgather(mine)
+            text = report.longreprtext if report.failed else None
+            texts = self.comm.allgather(text)
             report.outcome = "failed"
             report.longrepr = "\n".join(f"--- rank {r} ---\n{texts[r]}" for r in bad)
         return report
 
     def failed_ranks(self, report: pytest.TestReport, item: pytest.Item) -> list[int]:
-        mine = np.array([CODES[report.outcome]], dtype="i4")
+        own_code = np.array([CODES[report.outcome]], dtype="i4")
         every = np.empty(self.comm.size, dtype="i4")
-        request = self.comm.Iallgather(mine, every)
+        request = self.comm.Iallgather(own_code, every)
         end = time.monotonic() + GRACE
         nap = 1e-5
         while not request.Test():
@@ -512,8 +512,8 @@ class Outcomes:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
-            exhaustive = item.get_closest_marker("exhaustive") is not None
-            marks = {"devices": _devices(item), "exhaustive": exhaustive}
+            is_exhaustive = item.get_closest_marker("exhaustive") is not None
+            marks = {"devices": _devices(item), "exhaustive": is_exhaustive}
             self.marks[item.nodeid] = marks
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 def interrupted(call: Callable[[], Any], codes: Sequence[CodeType], line: int) -> bool:
     """Raise KeyboardInterrupt at the `line`-th line that `call` executes of `codes`.
     Returns whether it has so many."""
-    left = line
+    num_left = line
 
     def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal left
+        nonlocal num_left
         if frame.f_code not in codes:
             return None
-        left -= event == "line"
-        if event == "line" and not left:
+        num_left -= event == "line"
+        if event == "line" and not num_left:
             raise KeyboardInterrupt
         return trace
 

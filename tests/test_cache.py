@@ -94,10 +94,10 @@ def test_an_entry_that_does_not_fit_is_made_again(cache):
     cache.store("programs", KEY, ENTRY)
     fits = lambda entry: entry.facts.get("registers") == 7  # noqa: E731
     assert cache.load("programs", KEY, fits) is None
-    other = Entry({"registers": 7})
+    replacement = Entry({"registers": 7})
     for was_found in (False, True):
-        found = cache.fetch("programs", KEY, lambda: other, fits, 1.0)
-        assert found == (other, was_found)
+        result = cache.fetch("programs", KEY, lambda: replacement, fits, 1.0)
+        assert result == (replacement, was_found)
 
 
 @pytest.mark.parametrize("changes", [{"facts": [1]}, {"files": [1]}, {"files": None}])
@@ -142,15 +142,15 @@ def test_the_entries_used_longest_ago_are_removed(cache, monkeypatch):
 
 
 def test_the_entries_are_counted_once_for_many_small_ones(cache, monkeypatch):
-    counted = []
+    folders = []
     count = caching._entries
-    monkeypatch.setattr(caching, "_entries", lambda f: counted.append(f) or count(f))
+    monkeypatch.setattr(caching, "_entries", lambda f: folders.append(f) or count(f))
     for number in range(60):
         cache.store("proofs", f"{number}", Entry({}))
-    assert len(counted) == 1
+    assert len(folders) == 1
     monkeypatch.setitem(caching.LIMITS, "proofs", 10 * 4096)
     cache.store("proofs", "more", Entry({}))
-    assert len(counted) == 2
+    assert len(folders) == 2
 
 
 def test_unfinished_files_of_ended_processes_are_removed(cache, monkeypatch):
@@ -229,11 +229,11 @@ def test_processes_of_equal_number_do_not_share_temporary_files(cache, monkeypat
     """As in two containers with one home folder, whose processes have equal ids."""
     monkeypatch.setattr(os, "getpid", lambda: 7)
     replace = os.replace
-    other = Cache(cache.root)
+    second = Cache(cache.root)
 
     def overtaken(source: str, target: Path) -> None:
         monkeypatch.setattr(os, "replace", replace)
-        other.store("proofs", KEY, ENTRY)
+        second.store("proofs", KEY, ENTRY)
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", overtaken)

@@ -23,9 +23,9 @@ def warned(cache: Cache) -> str:
     """The one warning of several uses of a cache, which all go through."""
     with pytest.warns(RuntimeWarning) as caught:
         for _ in range(2):
-            found = cache.fetch("programs", KEY, lambda: ENTRY, bool, 1.0)
+            outcome = cache.fetch("programs", KEY, lambda: ENTRY, bool, 1.0)
             cache.store("proofs", KEY, ENTRY)
-            assert found == (ENTRY, False)
+            assert outcome == (ENTRY, False)
     (warning,) = caught
     message = str(warning.message)
     assert f"cannot use its cache {cache.root}: " in message

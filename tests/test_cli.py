@@ -26,7 +26,7 @@ def built(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "names, found",
+    "names, programs",
     [
         ([], PROGRAMS),
         (["mlp_graph 8 bfloat16"], PROGRAMS[1:2]),
@@ -34,17 +34,17 @@ def built(monkeypatch):
         (["moe_graph", "* 4 *"], [PROGRAMS[0], PROGRAMS[2]]),
     ],
 )
-def test_programs_are_built_by_name(names, found, built):
+def test_programs_are_built_by_name(names, programs, built):
     assert cli.main(["build", *names]) == 0
-    assert built == found
+    assert built == programs
 
 
 def test_characters_that_the_output_lacks_are_replaced(monkeypatch):
-    written = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    stream = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stream, encoding="ascii"))
     monkeypatch.setattr(cli, "_run", lambda options: print("na\u00efve"))
     cli.main(["doctor"])
-    assert written.getvalue() == b"na?ve\n"
+    assert stream.getvalue() == b"na?ve\n"
 
 
 @pytest.fixture

@@ -49,13 +49,13 @@ def run(command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_shell_closes_stdout():
-    done = run("$ETC_DIST build --list >&-")
-    assert done.returncode == 1 and "got:    stdout closed" in done.stderr
+    process = run("$ETC_DIST build --list >&-")
+    assert process.returncode == 1 and "got:    stdout closed" in process.stderr
 
 
 def test_a_broken_pipe_ends_the_command_without_a_message():
-    done = run("$ETC_DIST build --list | true; exit ${PIPESTATUS[0]}")
-    assert (done.returncode, done.stderr) == (141, "")
+    process = run("$ETC_DIST build --list | true; exit ${PIPESTATUS[0]}")
+    assert (process.returncode, process.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
@@ -117,7 +117,7 @@ def test_numbers_out_of_range_are_refused_before_a_build(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "got"),
+    ("arguments", "text"),
     [
         (["--ranks", "0"], "got:    ranks = 0\n"),
         (["--dtype", "float16"], "got:    dtype = 'float16'\n"),
@@ -125,9 +125,9 @@ def test_numbers_out_of_range_are_refused_before_a_build(
         (["--arch", "H100", "--bundle", "bundle"], "got:    target = 'H100'\n"),
     ],
 )
-def test_options_that_do_not_fit_a_build_are_refused(arguments, got, capsys):
+def test_options_that_do_not_fit_a_build_are_refused(arguments, text, capsys):
     assert cli.main(["build", "mlp_graph", *arguments]) == 1
-    assert got in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argument", ["a", "=b", "a-b=1", "messages=[]"])

@@ -28,10 +28,10 @@ def brief(world) -> Iterator[World]:
     """A world with a short limit, for tests that may break it."""
     from mpi4py import MPI
 
-    made = etc_dist.start(replace(world.settings, backend="cpu", world_limit=2.0))
-    yield made
-    if not any(MPI.COMM_WORLD.allgather(made.broken)):
-        made.close()
+    new_world = etc_dist.start(replace(world.settings, backend="cpu", world_limit=2.0))
+    yield new_world
+    if not any(MPI.COMM_WORLD.allgather(new_world.broken)):
+        new_world.close()
 
 
 def test_a_program_has_the_text_of_its_plan(world):
@@ -95,15 +95,15 @@ def test_ranks_with_different_graphs_are_refused(world):
 )
 def test_the_first_line_that_differs_is_shown_with_its_call(texts, expected):
     call = texts[1:2] if len(texts) > 2 else []
-    other = ["graph a", *call, "  other"] if call else ["graph a", "other"]
-    assert first_difference([texts, other])[0].endswith(expected)
-    assert first_difference([other, texts])[1].endswith(expected)
+    lines = ["graph a", *call, "  other"] if call else ["graph a", "other"]
+    assert first_difference([texts, lines])[0].endswith(expected)
+    assert first_difference([lines, texts])[1].endswith(expected)
 
 
 @pytest.mark.mpi(ranks=[2])
 def test_ranks_with_different_numbers_of_workers_are_refused(brief):
-    own = 2 if brief.rank == 1 else 8
-    brief.settings = replace(brief.settings, cpu_workers=own)
+    num_workers = 2 if brief.rank == 1 else 8
+    brief.settings = replace(brief.settings, cpu_workers=num_workers)
     with pytest.raises(WorldError, match="different numbers of workers") as caught:
         etc_dist.compile(ring(brief.size), brief)
     assert caught.value.got.split() == ["rank", "0:", "8", "rank", "1:", "2"]
@@ -148,18 +148,20 @@ def test_ranks_with_different_bodies_are_refused(graphs, world):
 def test_ranks_with_different_versions_are_refused(world, monkeypatch):
     with monkeypatch.context() as context:
         context.setattr(etc_dist, "__version__", f"9.{world.rank}")
-        with pytest.raises(WorldError, match="different versions of etc_dist") as found:
+        with pytest.raises(
+            WorldError, match="different versions of etc_dist"
+        ) as caught:
             etc_dist.compile(ring(world.size), world)
-    assert found.value.got.startswith("rank 0: etc_dist 9.0")
+    assert caught.value.got.startswith("rank 0: etc_dist 9.0")
     etc_dist.compile(ring(world.size), world).close()
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic", "auto"])
 def test_the_plan_names_its_schedule(schedule, world):
     plain = etc_dist.compile(add_row_sum(world.size), world, schedule=schedule)
-    chosen = "dynamic" if schedule == "dynamic" else "static"
-    assert plain.plan.schedule == chosen
-    assert f"({chosen})" in plain.show()
+    name = "dynamic" if schedule == "dynamic" else "static"
+    assert plain.plan.schedule == name
+    assert f"({name})" in plain.show()
     plain.close()
 
 

@@ -90,8 +90,8 @@ def test_rows_that_gpus_copy_are_not_warned_of(cpu):
 
 
 def test_rows_that_a_function_cannot_store_are_warned_of(cpu):
-    added = one_call(1, add_partials("float32"), ["x 2 4 n float32"], ["y 4 n float32"])
-    program = etc_dist.compile(added, cpu)
+    graph = one_call(1, add_partials("float32"), ["x 2 4 n float32"], ["y 4 n float32"])
+    program = etc_dist.compile(graph, cpu)
     program.run(x=np.ones((2, 4, 16), np.float32))
     with pytest.warns(CpuOnlyWarning, match=r"x cannot be stored[^$]*n = 12 elements"):
         program.run(x=np.ones((2, 4, 12), np.float32))

@@ -83,32 +83,34 @@ def declared(text: str) -> Iterator[Value]:
             continue
         is_single = "*" not in mark and not code[end:].startswith("[")
         yield Value(type_, name, is_single, is_loop)
-        for others in following(code[end:]):
-            yield Value(type_, others[1], is_single=not others[0], is_loop=is_loop)
+        for mark_and_name in following(code[end:]):
+            yield Value(
+                type_, mark_and_name[1], is_single=not mark_and_name[0], is_loop=is_loop
+            )
 
 
-def is_declared(type_: str, name: str, rest: str, line: str) -> bool:
+def is_declared(type_: str, name: str, tail: str, line: str) -> bool:
     """Whether a type and a name in `line` declare a value, not a function."""
     if type_ in KEYWORDS or name in KEYWORDS or re.fullmatch(TYPE, name):
         return False
-    if re.match(r"\s*\([^{}]*?\)+;", rest):  # a value, constructed, or a function
+    if re.match(r"\s*\([^{}]*?\)+;", tail):  # a value, constructed, or a function
         return not line.strip() or line.strip() == "const"
-    return re.match(r"\s*(?:[=;,){\[>]|:(?!:)|$)", rest) is not None
+    return re.match(r"\s*(?:[=;,){\[>]|:(?!:)|$)", tail) is not None
 
 
-def following(rest: str) -> Iterator[tuple[str, str]]:
+def following(tail: str) -> Iterator[tuple[str, str]]:
     """The names after the first one of a declaration, with "*" or "[" of arrays and
     pointers."""
     depth = 0
-    for place, letter in enumerate(rest):
+    for letter_idx, letter in enumerate(tail):
         depth += (letter in "([{") - (letter in ")]}")
         if depth < 0 or (letter == ";" and depth == 0):
             return
         if letter == "," and depth == 0:
-            match = FOLLOWING.match(rest, place + 1)
+            match = FOLLOWING.match(tail, letter_idx + 1)
             if match is None or re.fullmatch(TYPE, match[2]) or match[2] in KEYWORDS:
                 return
-            yield match[1].strip("&") + rest[match.end()].strip("=;,{"), match[2]
+            yield match[1].strip("&") + tail[match.end()].strip("=;,{"), match[2]
 
 
 def is_misnamed(value: Value, words: set[str]) -> bool:

@@ -191,8 +191,8 @@ def test_each_folder_names_its_files():
         if path.name != "__init__.py" or path.parent.name in ("", "functions"):
             continue
         text = ast.get_docstring(trees()[path]) or ""
-        named = set(re.findall(r"(?<![\w/])\w+\.py\b", text)) - {path.name}
+        mentions = set(re.findall(r"(?<![\w/])\w+\.py\b", text)) - {path.name}
         files = {p.name for p in trees() if p.parent == path.parent} - {path.name}
-        wrong += [f"{path.parent / name}: no file" for name in sorted(named - files)]
-        wrong += [f"{path.parent / name}: no name" for name in sorted(files - named)]
+        wrong += [f"{path.parent / name}: no file" for name in sorted(mentions - files)]
+        wrong += [f"{path.parent / name}: no name" for name in sorted(files - mentions)]
     assert wrong == []

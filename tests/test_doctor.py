@@ -84,9 +84,9 @@ def test_json_has_every_finding_and_the_verdict(no_gpu, capsys):
 def test_libraries_that_are_missing_take_one_short_line_each(no_gpu, monkeypatch):
     long = "cuda.pathfinder.DynamicLibNotFoundError: Failure finding a, b, c, d, e, f"
     monkeypatch.setattr(doctor, "_run_python", lambda source: doctor.Output("", long))
-    found = {f.topic: f for f in doctor.examine().findings}
+    findings = {f.topic: f for f in doctor.examine().findings}
     for topic, extra in {"NVRTC": "[compile]", "emulator": "[emulate]"}.items():
-        assert found[topic].found == "missing" and extra in found[topic].fix
+        assert findings[topic].found == "missing" and extra in findings[topic].fix
 
 
 def test_gpu_backend_without_gpu_is_no_backend(no_gpu, monkeypatch, capsys):
@@ -121,31 +121,31 @@ def test_size_of_the_cache_is_shown(tmp_path):
 
 
 def test_the_tuning_of_this_kind_of_gpu_is_shown(tmp_path):
-    settings, other = Settings(cache=tmp_path / "c"), LISTING.replace("H200", "GB99")
-    known, unknown = (doctor._tuning(settings, text) for text in (LISTING, other))
-    assert known.found.startswith("NVIDIA H200, of the package, checksum ")
-    assert "since NVIDIA GB99 has none" in unknown.found
-    assert (known.fix, unknown.fix) == ("", "etc-dist tune")
-    own = replace(default_tuning(), device="NVIDIA GB99")
-    save_tuning(Cache(settings.cache), own)
-    found = doctor._tuning(settings, other)
-    assert found.found.startswith("NVIDIA GB99, by etc-dist tune, checksum ")
+    settings, listing = Settings(cache=tmp_path / "c"), LISTING.replace("H200", "GB99")
+    shipped, fallback = (doctor._tuning(settings, text) for text in (LISTING, listing))
+    assert shipped.found.startswith("NVIDIA H200, of the package, checksum ")
+    assert "since NVIDIA GB99 has none" in fallback.found
+    assert (shipped.fix, fallback.fix) == ("", "etc-dist tune")
+    tuning = replace(default_tuning(), device="NVIDIA GB99")
+    save_tuning(Cache(settings.cache), tuning)
+    finding = doctor._tuning(settings, listing)
+    assert finding.found.startswith("NVIDIA GB99, by etc-dist tune, checksum ")
     assert doctor._tuning(replace(settings, tuning="/no/file"), "").fix
 
 
 def test_full_output_ends_with_an_error(tmp_path):
     command = "etc_dist.cli", "new-function", "scale", "--folder", str(tmp_path)
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", *command],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
         )
-    assert done.returncode == 1
-    first, *rest = done.stderr.splitlines()
+    assert process.returncode == 1
+    first, *advice = process.stderr.splitlines()
     assert first == "ArgumentError: the output of the command cannot be written"
-    assert len(rest) == 4
+    assert len(advice) == 4
 
 
 def test_bare_python_gets_the_packages_to_install(no_gpu):
@@ -154,23 +154,23 @@ def test_bare_python_gets_the_packages_to_install(no_gpu):
     root = cli.__file__.rsplit("/etc_dist/", 1)[0]
     program = f"import sys; sys.path.append({root!r}); sys.executable += '-absent'"
     program += "; from etc_dist import doctor; print(doctor.examine().show())"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    assert "to do: pip install mpi4py mpich" in done.stdout
-    assert "no backend can be used" in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert "to do: pip install mpi4py mpich" in process.stdout
+    assert "no backend can be used" in process.stdout
 
 
 def test_gpus_are_counted_by_kind():
-    found = [f.show() for f in doctor.describe_gpus(LISTING, "")]
-    assert found == ["GPUs              2 x NVIDIA H200, 143771 MiB, sm_90"]
+    lines = [f.show() for f in doctor.describe_gpus(LISTING, "")]
+    assert lines == ["GPUs              2 x NVIDIA H200, 143771 MiB, sm_90"]
 
 
 def test_warnings_of_nvidia_smi_do_not_count_as_gpus():
     odd = "a warning\n2, NVIDIA H200, [N/A], [N/A], 580.159.03\n"
-    (found,) = doctor.describe_gpus(odd, "")
-    assert (found.found, found.fix) == ("1 x NVIDIA H200, [N/A], sm_[N/A]", "")
+    (finding,) = doctor.describe_gpus(odd, "")
+    assert (finding.found, finding.fix) == ("1 x NVIDIA H200, [N/A], sm_[N/A]", "")
     (none,) = doctor.describe_gpus("a warning\n", "")
     assert none.found.startswith("none found")
     driver, _ = doctor.describe_driver(odd, SUMMARY)
@@ -186,8 +186,8 @@ def test_output_that_is_not_utf8_is_shown():
 
 def test_a_number_of_ranks_that_is_not_numeric_is_ignored(monkeypatch):
     monkeypatch.setattr(doctor, "_run_python", lambda source: doctor.Output("1"))
-    found = [doctor._sharing(LISTING, {"LAUNCH_RANKS": n}) for n in ("x", "")]
-    assert found[0] == found[1]
+    findings = [doctor._sharing(LISTING, {"LAUNCH_RANKS": n}) for n in ("x", "")]
+    assert findings[0] == findings[1]
 
 
 def test_links_are_counted_by_pair():

@@ -41,18 +41,18 @@ def no_worlds(monkeypatch):
 
 def test_the_way_of_a_call_ends_at_the_tensor_cores(capsys):
     assert cli.main(["explain", "matmul_reduce_scatter"]) == 0
-    shown = capsys.readouterr().out
-    wanted = list(WAY)
+    output = capsys.readouterr().out
+    steps = list(WAY)
     for place, line, function in re.findall(
-        r"^  (\S+):(\d+) +([\w.:]+\w)", shown, re.M
+        r"^  (\S+):(\d+) +([\w.:]+\w)", output, re.M
     ):
         definition = (ROOT / place).read_text().splitlines()[int(line) - 1 :][:2]
         name = re.split(r"\.|::", function)[-1]
         assert any(name in text for text in definition), function  # below a decorator
-        if wanted and wanted[0] == f"{place.partition('/')[2]} {function}":
-            wanted.pop(0)
-    assert wanted == []
-    later = shown.partition("Later calls, which check NumPy arrays again:")[2]
+        if steps and steps[0] == f"{place.partition('/')[2]} {function}":
+            steps.pop(0)
+    assert steps == []
+    later = output.partition("Later calls, which check NumPy arrays again:")[2]
     assert "Operation._run_new: Run a call that is not remembered" in later
 
 

@@ -31,8 +31,8 @@ for name in names:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_imports_and_names_in_dir_start_no_gpu_and_no_mpi(name):
-    loaded = _python(SOURCES[name] + 'print(*sys.modules, sep="\\n")').splitlines()
-    assert [name for name in HEAVY if name in loaded] == []
+    modules = _python(SOURCES[name] + 'print(*sys.modules, sep="\\n")').splitlines()
+    assert [name for name in HEAVY if name in modules] == []
 
 
 def test_type_checkers_find_each_name_where_it_is():
@@ -68,8 +68,8 @@ except ModuleNotFoundError as error:
 
 
 def _python(source: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "error", "-c", source], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout

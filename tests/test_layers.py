@@ -36,17 +36,17 @@ HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
 
 
-def may_import(user: str, used: str) -> bool:
-    """Whether a file of layer `user` may import from layer `used`."""
-    if user == used:
+def may_import(user: str, module: str) -> bool:
+    """Whether a file of layer `user` may import from layer `module`."""
+    if user == module:
         return True
     if user == "world":
-        return HEIGHT[used] == 0
+        return HEIGHT[module] == 0
     if user == "functions":
-        return used in ("errors", "ir")
-    if used == "world":
+        return module in ("errors", "ir")
+    if module == "world":
         return HEIGHT[user] >= HEIGHT["runtime"]
-    return HEIGHT[used] <= HEIGHT[user]
+    return HEIGHT[module] <= HEIGHT[user]
 
 
 def module_name(path: Path) -> str:

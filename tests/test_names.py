@@ -48,10 +48,7 @@ SIZES = {
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ("benchmarks", "docs", "examples", "launch")
 """Further folders where names are checked."""
-UNREAD_TESTS = {
-    *("benchmarks", "emulate", "examples", "far_transport", "graphs"),
-    *("launch", "port", "predict", "serve", "tests", "torch"),
-}
+UNREAD_TESTS = {"emulate", "serve"}
 """Folders of tests that still have other names."""
 OF_TORCH = ["MLP", "MoE"]
 """Layers that are modules of torch, too, as users expect."""
@@ -79,7 +76,7 @@ def trees_with_tests() -> dict[str, ast.Module]:
     return all_trees() | {
         file: tree
         for file, tree in tests.items()
-        if UNREAD_TESTS.isdisjoint(Path(file).parts[1:-1] or ["tests"])
+        if UNREAD_TESTS.isdisjoint(Path(file).parts)
     }
 
 

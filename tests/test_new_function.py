@@ -29,11 +29,11 @@ def run_tests(folder):
 
 def test_new_files_pass_until_the_cuda_body_is_changed(tmp_path, capsys):
     assert cli.main(["new-function", "double_rows", "--folder", str(tmp_path)]) == 0
-    written = capsys.readouterr().out.split("\n")
+    lines = capsys.readouterr().out.split("\n")
     names = ["double_rows.py", "double_rows.cuh", "test_double_rows.py"]
-    assert written[:3] == [str(tmp_path / name) for name in names]
-    done = run_tests(tmp_path)
-    assert done.returncode == 0, done.stdout
+    assert lines[:3] == [str(tmp_path / name) for name in names]
+    process = run_tests(tmp_path)
+    assert process.returncode == 0, process.stdout
 
     cuda = tmp_path / "double_rows.cuh"
     cuda.write_text(cuda.read_text().replace("2.0f *", "3.0f *"))
@@ -45,9 +45,9 @@ def test_in_a_checkout_the_files_have_their_folders(tmp_path):
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
     assert cli.main(["new-function", "scale", "--folder", str(tmp_path)]) == 0
-    written = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*scale*")}
+    files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*scale*")}
     names = "scale.py", "scale.cuh", "test_scale.py"
-    assert written == {f"{a}/{b}" for a, b in zip(folders, names, strict=True)}
+    assert files == {f"{a}/{b}" for a, b in zip(folders, names, strict=True)}
     text = (tmp_path / folders[0] / "scale.py").read_text()
     layers = re.findall(r"^from etc_dist\.?(\w*)", text, re.M)
     assert layers and all(may_import("functions", layer) for layer in layers)

@@ -120,13 +120,13 @@ def fits(program: Program, inputs: dict[str, Any], arrays: Arrays) -> bool:
 
 
 def test_outputs_are_made_like_the_inputs(program, inputs, arrays):
-    given = inputs()
-    made = program.run(**given)
+    operands = inputs()
+    outputs = program.run(**operands)
     program.synchronize()
-    assert list(made) == ["y"]
-    assert type(made["y"]) is type(given["x"])
-    assert (made["y"].shape, made["y"].dtype) == ((8, 8), np.float32)
-    assert fits(program, given, arrays)
+    assert list(outputs) == ["y"]
+    assert type(outputs["y"]) is type(operands["x"])
+    assert (outputs["y"].shape, outputs["y"].dtype) == ((8, 8), np.float32)
+    assert fits(program, operands, arrays)
 
 
 def test_outputs_that_are_given_are_filled(program, inputs, arrays, world):
@@ -153,9 +153,9 @@ def test_ranks_may_have_different_numbers_of_rows(compiled, arrays, world, monke
     """Which is proved once for the largest of them."""
     program, proved, host = compiled(copies_own_rows), [], np.arange(64, dtype="f4")
 
-    def counted(plan, dims, *rest):
+    def counted(plan, dims, *options):
         proved.append(dims)
-        return prove(plan, dims, *rest)
+        return prove(plan, dims, *options)
 
     monkeypatch.setattr("etc_dist.program.prove", counted)
     for counts in ((5, 8), (8, 0), (0, 0), (0, 8)):
@@ -171,9 +171,9 @@ def test_a_shape_is_proved_before_its_first_run_only(
 ):
     proved: list[int] = []
 
-    def counted(plan, dims, *rest):
+    def counted(plan, dims, *options):
         proved.append(dims["rows"])
-        return prove(plan, dims, *rest)
+        return prove(plan, dims, *options)
 
     monkeypatch.setattr("etc_dist.program.prove", counted)
     for rows in (4, 8, 4, 8, 12):
@@ -238,7 +238,7 @@ def test_a_race_that_four_workers_hide_is_refused(notifies, fault, world, arrays
 
 
 @pytest.mark.parametrize(
-    ("change", "got"),
+    ("change", "text"),
     [
         ({"x": None}, r"missing \['x'\], unknown none"),
         ({"z": "x"}, r"missing none, unknown \['z'\]"),
@@ -246,26 +246,29 @@ def test_a_race_that_four_workers_hide_is_refused(notifies, fault, world, arrays
     ],
     ids=["missing", "unknown", "both"],
 )
-def test_arrays_are_named_as_the_tensors_are(change, got, program, inputs, arrays):
-    given = inputs()
-    renamed = {**given, **{name: given.get(like) for name, like in change.items()}}
+def test_arrays_are_named_as_the_tensors_are(change, text, program, inputs, arrays):
+    operands = inputs()
+    renamed = {
+        **operands,
+        **{name: operands.get(like) for name, like in change.items()},
+    }
     with pytest.raises(
-        ArgumentError, match=rf"inputs x, count; states none; .*\n.*{got}"
+        ArgumentError, match=rf"inputs x, count; states none; .*\n.*{text}"
     ):
         program.run(**{n: a for n, a in renamed.items() if a is not None})
-    assert fits(program, given, arrays)
+    assert fits(program, operands, arrays)
 
 
 def bad_array(what: str, put: Callable[..., Any]) -> dict[str, Any]:
-    both = put(np.zeros((15, 8)), "float32")
+    memory = put(np.zeros((15, 8)), "float32")
     return {
         "one axis": {"x": put(np.zeros(8), "float32")},
         "other columns": {"x": put(np.zeros((8, 16)), "float32")},
         "other dtype": {"x": put(np.zeros((8, 8)), "float16")},
         "other rows than y": {"y": put(np.zeros((4, 8)), "float32")},
         "count too short": {"count": put(np.ones(1), "int32")},
-        "y overlaps x": {"x": both[:8], "y": both[7:]},
-        "y is x": {"x": both[:8], "y": both[:8]},
+        "y overlaps x": {"x": memory[:8], "y": memory[7:]},
+        "y is x": {"x": memory[:8], "y": memory[:8]},
     }[what]
 
 
@@ -294,18 +297,18 @@ def test_an_array_that_does_not_fit_is_refused(what, program, inputs, arrays):
 def test_an_array_that_does_not_fit_on_one_rank_is_refused_on_all(
     what, program, inputs, arrays, world
 ):
-    given = inputs()
+    operands = inputs()
     if world.rank == world.size - 1:
-        given |= bad_array(what, arrays.put_as)
+        operands |= bad_array(what, arrays.put_as)
     with pytest.raises(ArgumentError, match=rf"where: +rank {world.size - 1}: "):
-        program.run(**given)
+        program.run(**operands)
     assert fits(program, inputs(), arrays)
 
 
 def test_outputs_that_overlap_are_refused(compiled, arrays):
-    a, both = (arrays.poisoned(shape, "float32") for shape in ((4, 8), (7, 8)))
+    a, memory = (arrays.poisoned(shape, "float32") for shape in ((4, 8), (7, 8)))
     with pytest.raises(ArgumentError, match=r"wanted: z apart from y\n.*z overlaps y"):
-        compiled(copies).run(a=a, b=a, y=both[:4], z=both[3:])
+        compiled(copies).run(a=a, b=a, y=memory[:4], z=memory[3:])
 
 
 def test_an_output_of_a_dtype_that_no_input_has_is_allocated(compiled, arrays):
@@ -344,12 +347,12 @@ def test_ranks_with_different_shapes_are_refused(program, inputs, arrays, world)
 def test_what_is_not_an_array_is_a_type_error_on_all_ranks(
     program, inputs, arrays, world
 ):
-    given = inputs()
+    operands = inputs()
     if world.rank == world.size - 1:
-        given["count"] = [1, 1, 1, 1]
+        operands["count"] = [1, 1, 1, 1]
     words = rf"where: +(rank {world.size - 1}|before)[^$]*count expects .*, got list"
     with pytest.raises(TypeError, match=words):
-        program.run(**given)
+        program.run(**operands)
     assert fits(program, inputs(), arrays)
 
 
@@ -385,12 +388,12 @@ def test_a_policy_is_called_once_for_equal_dims():
     program = SimpleNamespace(plan=schedule_static(matmul_graph(1)))
     set_policy(program, policy)
     sizes = {"m": 8, "n": 16, "k": 24}
-    for dims, workers, chosen in (
+    for dims, workers, shape in (
         (sizes, 4, 1),
         (dict(reversed(sizes.items())), 4, 1),
         (sizes | {"m": 9}, 4, 2),
         (sizes, 6, 3),
         (sizes, 4, 1),
     ):
-        assert program.plan.chosen(dims, workers) == dims | {"shape": chosen}
+        assert program.plan.chosen(dims, workers) == dims | {"shape": shape}
     assert calls == [(sizes, 4), (sizes | {"m": 9}, 4), (sizes, 6)]

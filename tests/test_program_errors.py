@@ -42,7 +42,7 @@ class Ended:
 
 
 @pytest.fixture
-def own() -> World:
+def cpu_world() -> World:
     """A world that the test closes."""
     return etc_dist.start(Settings(backend="cpu", world_limit=5.0))
 
@@ -73,55 +73,57 @@ NEXT: dict[str, Callable[[Program], None]] = {
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("call", NEXT)
-def test_what_follows_a_run_that_was_ended_raises_it_once_on_all_ranks(call, own):
-    program = ended(own, {own.size - 1})
+def test_what_follows_a_run_that_was_ended_raises_it_once_on_all_ranks(call, cpu_world):
+    program = ended(cpu_world, {cpu_world.size - 1})
     with pytest.raises(WaitTimeoutError) as caught:
         NEXT[call](program)
-    assert caught.value.got.startswith(f"rank {own.size - 1}, worker 0, tensor lane: ")
-    shown = "".join(traceback.format_exception(caught.value))
-    assert shown.count("a run of ring was ended") == 1
-    own.close()
-    assert own.closed
+    assert caught.value.got.startswith(
+        f"rank {cpu_world.size - 1}, worker 0, tensor lane: "
+    )
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count("a run of ring was ended") == 1
+    cpu_world.close()
+    assert cpu_world.closed
 
 
 @pytest.mark.mpi
-def test_all_programs_are_waited_for_before_one_s_end_is_raised(own):
-    first, second = ended(own, {0}), ended(own, {own.size - 1})
+def test_all_programs_are_waited_for_before_one_s_end_is_raised(cpu_world):
+    first, second = ended(cpu_world, {0}), ended(cpu_world, {cpu_world.size - 1})
     with pytest.raises(WaitTimeoutError, match="rank 0, worker 0"):
-        own.synchronize()
-    own.synchronize()
+        cpu_world.synchronize()
+    cpu_world.synchronize()
     for program in (first, second):
         run(program)
-    own.close()
+    cpu_world.close()
 
 
 @pytest.mark.mpi
-def test_a_run_that_was_ended_is_raised_once_where_the_world_is_broken(own):
-    program = ended(own, {own.rank})
-    own.gather(0)  # all ranks have run it
-    own.leave("a test")
+def test_a_run_that_was_ended_is_raised_once_where_the_world_is_broken(cpu_world):
+    program = ended(cpu_world, {cpu_world.rank})
+    cpu_world.gather(0)  # all ranks have run it
+    cpu_world.leave("a test")
     with pytest.raises(WaitTimeoutError):
         program.close()
     program.close()
-    own.close()
+    cpu_world.close()
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_a_rank_that_waits_for_its_runs_alone_is_named(own):
-    program = ended(own, set())
+def test_a_rank_that_waits_for_its_runs_alone_is_named(cpu_world):
+    program = ended(cpu_world, set())
     with pytest.raises(ArgumentError, match=r"rank 0: the end of the last run of ring"):
-        program.synchronize() if own.rank == 0 else run(program)
+        program.synchronize() if cpu_world.rank == 0 else run(program)
     run(program)
-    own.close()
+    cpu_world.close()
 
 
 @pytest.mark.mpi
-def test_a_closed_program_has_no_trace(own):
-    program = ended(own, set())
+def test_a_closed_program_has_no_trace(cpu_world):
+    program = ended(cpu_world, set())
     program.close()
     with pytest.raises(WorldError, match="the program is closed"):
         program.trace()
-    own.close()
+    cpu_world.close()
 
 
 SCRIPT = """
@@ -133,9 +135,9 @@ ended(etc_dist.start(), {0})
 
 def test_a_run_that_was_ended_is_printed_at_exit():
     command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "[rank 0] etc_dist.errors.WaitTimeoutError: a run of ring" in done.stderr
-    assert done.returncode != 0
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "[rank 0] etc_dist.errors.WaitTimeoutError: a run of ring" in process.stderr
+    assert process.returncode != 0
 
 
 @pytest.mark.parametrize("call", [Program.run, Program.show, Plan.show])

@@ -41,7 +41,7 @@ def test_variables_are_read_by_type():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "wanted"),
+    ("name", "value", "text"),
     [
         ("ETC_DIST_WAIT_LIMIT", "soon", "seconds above 0"),
         ("ETC_DIST_WORLD_LIMIT", "", "at most 1000000"),
@@ -55,17 +55,17 @@ def test_variables_are_read_by_type():
         ("ETC_DIST_VERIFY", "-1", '0, 1 or "data"'),
     ],
 )
-def test_text_that_cannot_be_read_is_refused_by_name(name, value, wanted):
+def test_text_that_cannot_be_read_is_refused_by_name(name, value, text):
     with pytest.raises(ArgumentError) as caught:
         Settings.load({name: value})
     message = str(caught.value)
     assert name in message
     assert repr(value) in message
-    assert wanted in message
+    assert text in message
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "wanted"),
+    ("name", "value", "text"),
     [
         *(("wait_limit", v, "seconds above 0") for v in (0, -1, float("nan"))),
         *(("world_limit", v, "at most 1000000") for v in (1e7, 10**400)),
@@ -76,12 +76,12 @@ def test_text_that_cannot_be_read_is_refused_by_name(name, value, wanted):
         *(("cpu_workers", value, "from 1 to 1024") for value in (0, 10**6)),
     ],
 )
-def test_value_out_of_range_is_refused_by_name(name, value, wanted):
+def test_value_out_of_range_is_refused_by_name(name, value, text):
     with pytest.raises(ArgumentError) as caught:
         Settings(**{name: value}).checked()
     assert caught.value.where.endswith(f"ETC_DIST_{name.upper()}")
     assert caught.value.got == f"{name} = {value!r}"
-    assert caught.value.wanted.startswith(f"{name}: ") and wanted in caught.value.wanted
+    assert caught.value.wanted.startswith(f"{name}: ") and text in caught.value.wanted
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_value_of_another_type_is_a_type_error(name, value):
 
 
 def test_longest_limits_are_accepted():
-    made = Settings(wait_limit=MAX_SECONDS, world_limit=10**6).checked()
-    assert (made.wait_limit, made.world_limit) == (1e6, 1e6)
+    settings = Settings(wait_limit=MAX_SECONDS, world_limit=10**6).checked()
+    assert (settings.wait_limit, settings.world_limit) == (1e6, 1e6)
 
 
 def test_home_of_the_cache_is_found(monkeypatch):
@@ -131,16 +131,16 @@ def test_settings_of_a_subclass_keep_their_class():
         def __init__(self):
             super().__init__(backend=Text("cpu"))
 
-    made = Own().checked()
-    assert (type(made), made.backend) == (Own, "cpu")
-    assert type(made.backend) is str
+    settings = Own().checked()
+    assert (type(settings), settings.backend) == (Own, "cpu")
+    assert type(settings.backend) is str
 
 
 def test_checked_settings_have_the_declared_types():
-    given = Settings(wait_limit=3, cpu_workers=np.int64(2), cache="/tmp/here")
-    made = given.checked()
-    assert made == Settings(wait_limit=3.0, cpu_workers=2, cache=Path("/tmp/here"))
-    assert (type(made.wait_limit), type(made.cpu_workers)) == (float, int)
+    settings = Settings(wait_limit=3, cpu_workers=np.int64(2), cache="/tmp/here")
+    checked = settings.checked()
+    assert checked == Settings(wait_limit=3.0, cpu_workers=2, cache=Path("/tmp/here"))
+    assert (type(checked.wait_limit), type(checked.cpu_workers)) == (float, int)
 
 
 @pytest.mark.parametrize(
@@ -152,12 +152,12 @@ def test_sizes_read_as_nvshmem_reads_them(text, nbytes):
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "verify"),
+    ("text", "setting", "verify"),
     [("0", False, 0), ("1", True, 1), ("false", 0, 0), ("data", "data", "data")],
 )
-def test_verify_is_0_or_1_or_data(text, given, verify):
-    read, made = Settings.load({"ETC_DIST_VERIFY": text}), Settings(verify=given)
-    for value in (read.verify, made.checked().verify):
+def test_verify_is_0_or_1_or_data(text, setting, verify):
+    read, settings = Settings.load({"ETC_DIST_VERIFY": text}), Settings(verify=setting)
+    for value in (read.verify, settings.checked().verify):
         assert (value, type(value)) == (verify, type(verify))
 
 
@@ -175,6 +175,6 @@ def test_page_names_exactly_the_settings_in_order():
 
 def test_relative_cache_does_not_follow_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = Settings.load({"ETC_DIST_CACHE": "here"})
+    settings = Settings.load({"ETC_DIST_CACHE": "here"})
     monkeypatch.chdir("/")
-    assert made.cache == tmp_path / "here"
+    assert settings.cache == tmp_path / "here"

@@ -44,5 +44,5 @@ VALUES: dict[str, Any] = {
 
 def record(op: str = "matmul_reduce_scatter", **changes: Any) -> Record:
     """A record of a kind: fields of VALUES, and 1 for others, but for `changes`."""
-    required = {name: VALUES.get(name, 1) for name in KINDS[op].required}
-    return parse({**required, "op": op, **changes})
+    fields = {name: VALUES.get(name, 1) for name in KINDS[op].required}
+    return parse({**fields, "op": op, **changes})

@@ -107,11 +107,11 @@ def test_slope_of_each_shape_that_fits_is_recorded(
     fitting = [(1, 455), (2, 455), (1, 967)]
     assert vllm.tokens == [(*shape, n) for shape in fitting for n in outputs]
     assert "'batch': 2, 'context': 1024} does not fit" in capsys.readouterr().out
-    found = [r for r in load(tmp_path) if r.op == "decode_vllm"]
-    assert [(r.batch, r.context) for r in found] == [(1, 512), (2, 512), (1, 1024)]
-    assert [r.baseline_ms for r in found] == [1.0, 2.0, 1.0]
+    records = [r for r in load(tmp_path) if r.op == "decode_vllm"]
+    assert [(r.batch, r.context) for r in records] == [(1, 512), (2, 512), (1, 1024)]
+    assert [r.baseline_ms for r in records] == [1.0, 2.0, 1.0]
     engine = "vLLM 0.24.0 FLASH_ATTN, CUDA graphs FULL_AND_PIECEWISE"
-    shared = {(r.model, r.device, r.ready_s, r.engine, r.world_size) for r in found}
+    shared = {(r.model, r.device, r.ready_s, r.engine, r.world_size) for r in records}
     assert shared == {(model, "NVIDIA H200", START_S, engine, ranks)}
 
 
@@ -144,9 +144,9 @@ def test_the_first_token_of_each_prompt_is_recorded(
     assert (arguments["max_num_seqs"], arguments["max_model_len"]) == (1, 4352)
     count = WARM_UP + REPEATS
     assert vllm.tokens == [(1, 512, 1)] * count + [(1, 4096, 1)] * count
-    found = [r for r in load(tmp_path) if r.op == "prompt_vllm"]
+    records = [r for r in load(tmp_path) if r.op == "prompt_vllm"]
     milliseconds = (PROMPT_S + ROW_S) * 1e3
-    assert [(r.model, r.context, r.baseline_ms) for r in found] == [
+    assert [(r.model, r.context, r.baseline_ms) for r in records] == [
         ("qwen3-8b", 512, milliseconds),
         ("qwen3-8b", 4096, milliseconds),
     ]

@@ -34,8 +34,8 @@ class StandIn(Gpu):
     def matmul(self, x: Any, w: Any, out: Any) -> Callable[[], Any]:
         return lambda: out.__setitem__(..., wide(x) @ wide(w).T)
 
-    def swiglu(self, both: Any, out: Any) -> Callable[[], Any]:
-        gate, up = np.split(both, 2, axis=1)
+    def swiglu(self, gate_up: Any, out: Any) -> Callable[[], Any]:
+        gate, up = np.split(gate_up, 2, axis=1)
 
         def call() -> None:
             out[...] = wide(gate) / (1 + np.exp(-wide(gate))) * wide(up)
@@ -127,8 +127,8 @@ def test_random_sizes_are_recorded_with_the_gates_that_are_not_met(
     gated, transposed, last = results("random_matmul --seeds 2 --draws 2 --regret")
     assert (gated.gated, transposed.w_layout) == (True, "kn")
     seed = seed_of("0123abc", "random_matmul", 2)
-    for number, r in enumerate((gated, transposed)):
-        assert (r.seed, r.model) == (seed, f"draw {number}")
+    for draw_idx, r in enumerate((gated, transposed)):
+        assert (r.seed, r.model) == (seed, f"draw {draw_idx}")
         assert r.policy and r.compared > 1 and r.regret == 0 and r.speedup == 1
         assert 0 < r.error < 3e-3 and 0 < r.baseline_error < 6e-3
     assert last.failed == ["M below 32: geometric mean 2 1.000 1.030 no"]

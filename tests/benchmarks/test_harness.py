@@ -55,12 +55,12 @@ def recorded(options: list[str]) -> list[Record]:
 def test_a_run_is_recorded_from_its_start_to_its_end(options: list[str]) -> None:
     results = (values(), []), (values(model="other"), ["wrong bits"])
     assert execute(subject(*results), "some", options) == 1
-    started, result, ended = recorded(options)
-    assert (started.state, ended.state) == ("started", "ended")
-    assert started.run == result.run == ended.run
-    assert started.subject == "some" and "--repeats 2" in started.options
-    assert ended.recorded == 1
-    assert re.fullmatch("first_token other, .*: wrong bits", *ended.failed)
+    first, result, last = recorded(options)
+    assert (first.state, last.state) == ("started", "ended")
+    assert first.run == result.run == last.run
+    assert first.subject == "some" and "--repeats 2" in first.options
+    assert last.recorded == 1
+    assert re.fullmatch("first_token other, .*: wrong bits", *last.failed)
 
 
 def test_a_run_that_an_error_ends_is_recorded(options: list[str]) -> None:

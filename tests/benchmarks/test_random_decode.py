@@ -50,8 +50,8 @@ def test_only_draws_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     some = [draw for draw in all_draws([1, 2]) if draw.model == "qwen3-8b"]
     assert draws_of([1, 2], "qwen3-8b") == some != []
     assert draws_of([1, 2], None) == all_draws([1, 2])
-    others = draws_of([1, 2], "llama-3.2-1b")
-    assert len(others) == 16 and {d.model for d in others} == {"llama-3.2-1b"}
+    model_draws = draws_of([1, 2], "llama-3.2-1b")
+    assert len(model_draws) == 16 and {d.model for d in model_draws} == {"llama-3.2-1b"}
 
 
 def test_the_weights_and_pages_of_a_model_are_counted() -> None:
@@ -66,8 +66,8 @@ def test_drawn_steps_have_gates_if_vllm_was_measured() -> None:
     faster = record("random_decode", of_limit=0.8, seed="0123abcd", speedup=1.1)
     slower = record("random_decode", of_limit=0.8, speedup=0.9)
     assert [row["met"] for row in summary("random_decode", [alone])] == ["-"]
-    met = [row["met"] for row in summary("random_decode", [alone, faster, slower])]
-    assert met == ["no", "no", "-"]
+    answers = [row["met"] for row in summary("random_decode", [alone, faster, slower])]
+    assert answers == ["no", "no", "-"]
     assert "| limit / ours: geometric mean | 1 | 0.800 | - | - |" in tables([alone])
 
 

@@ -136,8 +136,8 @@ def test_drawn_mixtures_are_recorded_beside_the_rival(
         "geometric mean 2 1.000 1.500 no",
         "least 2 1.000 1.100 no",
     ]
-    for number, r in enumerate(results):
-        assert (r.seed, r.model) == (seed_of("0123abc", r.op, 1), f"draw {number}")
+    for draw_idx, r in enumerate(results):
+        assert (r.seed, r.model) == (seed_of("0123abc", r.op, 1), f"draw {draw_idx}")
         assert 0 < r.error < 3.75e-3 and 0 < r.baseline_error < 12e-3
         assert r.speedup == 1 and r.limit_ms > 0 and r.router in ROUTERS
     names = [graph.name for graph in graphs]

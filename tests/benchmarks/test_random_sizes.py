@@ -26,8 +26,8 @@ from tests.benchmarks.conftest import record
 def test_seeds_follow_from_commit_operation_and_number() -> None:
     assert seed_of("a", "random_mlp", 1) == "e6ee18ad"  # of sha256("arandom_mlp1")
     assert seed_of("a-dirty", "random_mlp", 1) == "e6ee18ad"
-    others = ("b", "random_mlp", 1), ("a", "random_matmul", 1), ("a", "random_mlp", 2)
-    assert len({seed_of(*each) for each in others} | {"e6ee18ad"}) == 4
+    keys = ("b", "random_mlp", 1), ("a", "random_matmul", 1), ("a", "random_mlp", 2)
+    assert len({seed_of(*key) for key in keys} | {"e6ee18ad"}) == 4
 
 
 @pytest.mark.parametrize("op", SIZES)
@@ -36,27 +36,27 @@ def test_draws_are_within_the_limits(op: str, ranks: int, seed: int) -> None:
     sizes = replace(SIZES[op], count=400, narrow=100)
     drawn = list(draws(sizes, f"{seed % 2**32:08x}", ranks))
     least, most = sizes.rows
-    for one in drawn:
-        assert one.n % 64 == one.k % 64 == 0
-        assert one.n <= 20480 and one.k <= 16640 and least <= one.rows <= most
-        assert one.n * one.k <= 2e8 and ranks * one.rows * one.n * one.k <= 1.2e11
-        assert (min(one.n, one.k) < LEAST) == (one.number >= 400)
-        assert max(one.n, one.k) >= LEAST
-    few = sum(one.rows**2 <= least * most for one in drawn[:400])
+    for draw in drawn:
+        assert draw.n % 64 == draw.k % 64 == 0
+        assert draw.n <= 20480 and draw.k <= 16640 and least <= draw.rows <= most
+        assert draw.n * draw.k <= 2e8 and ranks * draw.rows * draw.n * draw.k <= 1.2e11
+        assert (min(draw.n, draw.k) < LEAST) == (draw.number >= 400)
+        assert max(draw.n, draw.k) >= LEAST
+    few = sum(draw.rows**2 <= least * most for draw in drawn[:400])
     assert 150 < few < 250  # as many below the geometric mean as above
-    shares = [one.variant for one in drawn[:400]]
-    assert all(shares.count(one) % 100 == 0 for one in shares)
+    shares = [draw.variant for draw in drawn[:400]]
+    assert all(shares.count(draw) % 100 == 0 for draw in shares)
 
 
 def test_the_same_seed_gives_the_same_draws() -> None:
     sizes = SIZES["random_matmul"]
-    first, other = draws(sizes, "0123abcd"), draws(sizes, "0123abce")
-    assert list(first) == list(draws(sizes, "0123abcd")) != list(other)
+    first, second = draws(sizes, "0123abcd"), draws(sizes, "0123abce")
+    assert list(first) == list(draws(sizes, "0123abcd")) != list(second)
 
 
 def matmul(number: int, **changes: Any) -> Record:
-    given = {"N": 4096, "K": 4096, "M": 200, "baseline_ms": 0.05, "seed": "0123abcd"}
-    return record("random_matmul", **{**given, "model": f"draw {number}", **changes})
+    fields = {"N": 4096, "K": 4096, "M": 200, "baseline_ms": 0.05, "seed": "0123abcd"}
+    return record("random_matmul", **{**fields, "model": f"draw {number}", **changes})
 
 
 def met(op: str, records: list[Record]) -> dict[str, str]:
@@ -125,7 +125,7 @@ def test_other_data_is_read_before_each_timed_call() -> None:
         evict=lambda: steps.append("evict"),
         time=lambda call: steps.append("time") or 1.0,
         synchronize=lambda: None,
-        world=SimpleNamespace(gather=lambda own: [own]),
+        world=SimpleNamespace(gather=lambda value: [value]),
     )
     times = measure_times(gpu, {"ours": lambda: None}, 2, is_cold=True)
     assert times == {"ours": [1.0, 1.0]} and steps == ["evict", "time"] * 2
@@ -133,13 +133,13 @@ def test_other_data_is_read_before_each_timed_call() -> None:
 
 def test_sums_are_drawn_within_the_limits(seed: int) -> None:
     drawn = [*all_reduce_draws(f"{seed % 2**32:08x}")]
-    assert len(drawn) == 24 and all(one.n % 8 == 0 for one in drawn)
-    num_bytes = [2 * one.rows * one.n for one in drawn]
+    assert len(drawn) == 24 and all(draw.n % 8 == 0 for draw in drawn)
+    num_bytes = [2 * draw.rows * draw.n for draw in drawn]
     # The rows and columns are rounded.
     assert min(num_bytes) > 1024 and max(num_bytes) < 100 << 20
     assert any(n < 2**17 for n in num_bytes) and any(n > 2**21 for n in num_bytes)
-    for one in norm_draws(f"{seed % 2**32:08x}"):
-        assert 1 <= one.rows <= 256 and 2048 <= one.n <= 16384
+    for draw in norm_draws(f"{seed % 2**32:08x}"):
+        assert 1 <= draw.rows <= 256 and 2048 <= draw.n <= 16384
 
 
 def test_small_all_reduces_are_compared_with_nccl() -> None:
@@ -165,9 +165,9 @@ def test_small_all_reduces_are_compared_with_nccl() -> None:
 def test_float8_weights_have_gates_by_size(
     changes: dict[str, Any], number: str, text: str
 ) -> None:
-    found = met("matmul_float8", [record("matmul_float8", **changes)])
-    (value,) = (found[each] for each in found if number in each)
-    assert value == text and len(found) == (2 if changes["N"] == 8000 else 1)
+    gates = met("matmul_float8", [record("matmul_float8", **changes)])
+    (value,) = (gates[gate] for gate in gates if number in gate)
+    assert value == text and len(gates) == (2 if changes["N"] == 8000 else 1)
 
 
 def test_float8_activations_are_compared_with_the_scaled_product_of_torch() -> None:

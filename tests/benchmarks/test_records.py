@@ -39,8 +39,8 @@ def test_every_record_in_the_repository_fits_its_schema() -> None:
 
 def test_fields_that_are_explained_exist() -> None:
     kinds = records.KINDS.values()
-    used = {name for kind in kinds for name in (*kind.required, *kind.defaults)}
-    assert set(records.FIELDS) <= used
+    names = {name for kind in kinds for name in (*kind.required, *kind.defaults)}
+    assert set(records.FIELDS) <= names
 
 
 def test_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,9 @@ def pieces_of(documents: list[Any], cut: int = 0) -> list[tuple[float, bytes]]:
         text = document if isinstance(document, str) else json.dumps(document)
         data = f"data: {text}\n\n".encode()
         pieces.append(b"%x\r\n%s\r\n" % (len(data), data))
-    first, second, *others = pieces[1:]
-    pieces = [head, first + second[:cut], second[cut:], *others, b"0\r\n\r\n"]
-    return [(float(second), data) for second, data in enumerate(pieces)]
+    first, next_piece, *later = pieces[1:]
+    pieces = [head, first + next_piece[:cut], next_piece[cut:], *later, b"0\r\n\r\n"]
+    return [(float(piece_idx), data) for piece_idx, data in enumerate(pieces)]
 
 
 def part(text: str, finish: str | None = None) -> dict[str, Any]:

@@ -124,11 +124,11 @@ def test_results_are_checked_and_nothing_is_measured(
 def test_a_benchmark_is_a_script(tmp_path: Path) -> None:
     mpirun = [sys.executable, str(SCRIPT.parents[1] / "launch" / "mpirun"), "-n", "1"]
     command = [*mpirun, str(SCRIPT), "matmul", "--cpu"]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "bitwise_equal True" in done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "bitwise_equal True" in process.stdout
 
 
 def test_the_cost_of_a_step_is_measured_without_a_gpu(
@@ -138,7 +138,7 @@ def test_the_cost_of_a_step_is_measured_without_a_gpu(
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "texts"),
     [
         ({}, []),
         ({"error": 4e-3}, ["error 4.00e-03, wanted 3.0e-03"]),
@@ -147,26 +147,26 @@ def test_the_cost_of_a_step_is_measured_without_a_gpu(
         ({"bitwise_equal": False}, ["the bits of three runs differ"]),
     ],
 )
-def test_wrong_results_are_failures(changes: dict[str, Any], found: list[str]) -> None:
+def test_wrong_results_are_failures(changes: dict[str, Any], texts: list[str]) -> None:
     case: Any = SimpleNamespace(dtype="bfloat16", leeway=1.0, baseline_leeway=2.0)
     values = {"error": 2e-3, "baseline_error": 5e-3, "bitwise_equal": True, **changes}
-    assert failures(values, case) == found
+    assert failures(values, case) == texts
 
 
-@pytest.mark.parametrize(("written", "flag"), [(1.0, 0), (2.0, 1)])
-def test_soak_marks_a_call_whose_bits_differ(written: float, flag: int) -> None:
+@pytest.mark.parametrize(("value", "flag"), [(1.0, 0), (2.0, 1)])
+def test_soak_marks_a_call_whose_bits_differ(value: float, flag: int) -> None:
     device, out = Device(cast(Any, None)), np.zeros(4, np.float16)
     case = object.__new__(soak.Case)
     case.workload, case.refresh = cast(Any, SimpleNamespace(device=device)), None
     case.out, case.first = out, np.ones(4, np.float16)
-    case.calls = [lambda: out.fill(written)]
+    case.calls = [lambda: out.fill(value)]
     flags = np.zeros(1, np.int8)
     case.run(0, flags, 0)
     assert flags[0] == flag
 
 
 def test_steps_of_other_bits_or_without_a_result_are_counted() -> None:
-    alone = cast(Any, SimpleNamespace(gather=lambda own: [own]))
+    alone = cast(Any, SimpleNamespace(gather=lambda own_value: [own_value]))
     device, out = Device(alone), np.ones(4, np.float16)
     results = iter([1.0, 2.0, None, 1.0])
 
@@ -205,16 +205,16 @@ def test_wrong_results_of_a_step_are_failures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with device_of_cpu() as device:
-        made = Decoder(device, model, 2, 70, "static")
-        run_program = made.program.run
+        step = Decoder(device, model, 2, 70, "static")
+        run_program = step.program.run
 
         def changed(**arguments: Any) -> None:
             run_program(**arguments)
             change(arguments)
 
-        monkeypatch.setattr(made.program, "run", changed)
-        _, wrong = decode.check(made, 2)
-        assert any(each.startswith(text) for each in wrong)
+        monkeypatch.setattr(step.program, "run", changed)
+        _, wrong = decode.check(step, 2)
+        assert any(line.startswith(text) for line in wrong)
 
 
 @pytest.mark.parametrize(
@@ -223,15 +223,15 @@ def test_wrong_results_of_a_step_are_failures(
 def test_requests_of_a_step_may_have_lengths_of_their_own(model: str) -> None:
     lengths = [5, 130, 64, 65, 1]  # of 6 rows, the last one is padding
     with device_of_cpu() as device:
-        made = Decoder(device, model, 5, 130, "static", lengths=lengths)
-        arrays = made.arrays(5, made.config.layers)
+        step = Decoder(device, model, 5, 130, "static", lengths=lengths)
+        arrays = step.arrays(5, step.config.layers)
         assert arrays["position"].tolist() == [4, 129, 63, 64, 0, -1]
-        assert len(made.cache[0]) == 1 + 3 + 1 + 2 + 1
-        _, wrong = decode.check(made, 5)
+        assert len(step.cache[0]) == 1 + 3 + 1 + 2 + 1
+        _, wrong = decode.check(step, 5)
         assert wrong == []
-        made.lengths[0] += 1  # a longer row has another result
-        arrays = made.arrays(5, made.config.layers)
-        row = made.bytes_read(arrays, 5) - made.bytes_read(arrays, 1)
+        step.lengths[0] += 1  # a longer row has another result
+        arrays = step.arrays(5, step.config.layers)
+        row = step.bytes_read(arrays, 5) - step.bytes_read(arrays, 1)
         assert row == 3 * 2 * 12 * 64 * 2 * (130 + 64 + 65 + 1)
 
 
@@ -241,8 +241,8 @@ def test_the_error_of_a_step_may_grow_with_its_layers(
     deep = replace(decoder.SMALL_MODELS[SMALL], layers=16)
     monkeypatch.setitem(decoder.SMALL_MODELS, SMALL, deep)
     with device_of_cpu() as device:
-        made = Decoder(device, SMALL, 2, 20, "static")
-        errors, wrong = decode.check(made, 2, 16)
+        step = Decoder(device, SMALL, 2, 20, "static")
+        errors, wrong = decode.check(step, 2, 16)
         assert wrong == [] and errors["error"] > decode.ERROR
 
 
@@ -258,21 +258,21 @@ def test_other_ids_of_single_launches_are_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with device_of_cpu() as device:
-        made = Decoder(device, SMALL, 2, 4, "static", steps=2)
-        arrays = made.arrays(2, made.config.layers, made.steps)
-        made.call(arrays)()
-        _, wrong = decoder_launches.single_launches(made, arrays, 2)
+        step = Decoder(device, SMALL, 2, 4, "static", steps=2)
+        arrays = step.arrays(2, step.config.layers, step.steps)
+        step.call(arrays)()
+        _, wrong = decoder_launches.single_launches(step, arrays, 2)
         assert wrong == []
         arrays["next_ids"][1, 0] += 1
-        _, wrong = decoder_launches.single_launches(made, arrays, 2)
+        _, wrong = decoder_launches.single_launches(step, arrays, 2)
         assert wrong == [decoder_launches.OTHER_IDS]
         steps = Model.steps
 
-        def changed(model: Model, *given: Any, count: int, **options: Any) -> Any:
-            return steps(model, *given, count=count, **options) + (count > 1)
+        def changed(model: Model, *arguments: Any, count: int, **options: Any) -> Any:
+            return steps(model, *arguments, count=count, **options) + (count > 1)
 
         monkeypatch.setattr(Model, "steps", changed)
-        _, wrong = decoder_launches.model_calls(made, 2, 1)
+        _, wrong = decoder_launches.model_calls(step, 2, 1)
         assert wrong == [decoder_launches.OTHER_IDS + " of a model"]
 
 

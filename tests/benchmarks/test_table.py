@@ -49,9 +49,9 @@ def test_newest_record_of_a_shape_counts_and_cpu_records_do_not() -> None:
 
 
 def test_servers_are_compared_with_those_that_were_measured() -> None:
-    alone, other = record("serve"), {"baseline_token_ms": 3, "clients": 2}
-    others = {f"baseline_{n}": 2 for n in ("first_token_ms", "tokens_per_s")}
-    lines = shown("A server", alone, record("serve", **other, **others))
+    alone, fields = record("serve"), {"baseline_token_ms": 3, "clients": 2}
+    baselines = {f"baseline_{n}": 2 for n in ("first_token_ms", "tokens_per_s")}
+    lines = shown("A server", alone, record("serve", **fields, **baselines))
     row = "| {} | {} | 1 | 1 | 1 | 1 | {} | 1.00 | 1.00 | {} | 1 | {} |"
     assert row.format(1, 1, "-", "-", "-")[4:] in lines[-2]
     assert row.format(1, 2, 2, "3.00", "0.50")[4:] in lines[-1]
@@ -99,8 +99,8 @@ def test_many_tokens_on_few_experts_are_a_table_of_their_own() -> None:
     few = record("moe", M=128, routing="9 experts", ours_ms=0.24)
     assert rows_of("moe", [uniform, few]) == [uniform]
     assert shown("Many tokens", uniform) == []
-    others = record("moe", M=128, routing="9 experts", triton_ms=9.0, batch_ms=9.0)
-    mixed = [uniform, others, record("moe", schedule="dynamic", routing="zipf")]
+    skewed = record("moe", M=128, routing="9 experts", triton_ms=9.0, batch_ms=9.0)
+    mixed = [uniform, skewed, record("moe", schedule="dynamic", routing="zipf")]
     assert section("moe", mixed).count("9.0") == 0
     assert BOTH not in section("moe", mixed)
     assert "## The same bits" not in "".join(shown("The same bits", *mixed))
@@ -181,8 +181,8 @@ def test_drawn_mixtures_replace_those_of_models_in_the_summary() -> None:
         record("random_mixture", model=f"draw {n}", speedup=2.0 + n, **changes)
         for n in range(2)
     ]
-    others = [r for r in load() if r.op != "random_mixture"]
-    text = summary([*others, *draws])
+    results = [r for r in load() if r.op != "random_mixture"]
+    text = summary([*results, *draws])
     assert "| Mixture of experts | 1 | 2 drawn | 2.45 | 2.00, 3.00 |" in text
     assert "| Expert-parallel mixture of experts | 4 | models, " in text
 
@@ -218,9 +218,9 @@ def test_steps_are_shown_beside_those_of_vllm(tmp_path: Path) -> None:
     for change in changes:
         append(vars(record("decode_vllm", **{**today, **change})), path)
     assert vllm_steps(path, "NVIDIA H200") == {(1, "llama3-8b", 512, 8, None): 0.25}
-    one = step(world_size=1, baseline_ms=0.25)
-    assert " | 80% | 0.250 | 1.25 | " in shown("Decode step", one)[5]
-    assert "| 0.20 (0.16) | 0.25 | 1.25 |" in decode_summary([one])
+    result = step(world_size=1, baseline_ms=0.25)
+    assert " | 80% | 0.250 | 1.25 | " in shown("Decode step", result)[5]
+    assert "| 0.20 (0.16) | 0.25 | 1.25 |" in decode_summary([result])
 
 
 def test_several_steps_and_sampling_are_shown_against_their_baselines() -> None:
@@ -233,16 +233,16 @@ def test_several_steps_and_sampling_are_shown_against_their_baselines() -> None:
 
 
 def test_steps_on_several_ranks_have_a_picture_of_their_own(tmp_path: Path) -> None:
-    one, on_ranks = step(world_size=1), step()
+    alone, on_ranks = step(world_size=1), step()
     pictures = ["(decode.png)", "(decode_ranks.png)"]
-    for steps, wanted in (
-        ([one], [1, 0]),
+    for steps, counts in (
+        ([alone], [1, 0]),
         ([on_ranks], [0, 1]),
-        ([one, on_ranks], [1, 1]),
+        ([alone, on_ranks], [1, 1]),
     ):
         text = "".join(shown("Decode step", *steps))
-        assert [text.count(picture) for picture in pictures] == wanted
-    draw_decode([one, on_ranks], tmp_path / "some.png", on_ranks=True)
+        assert [text.count(picture) for picture in pictures] == counts
+    draw_decode([alone, on_ranks], tmp_path / "some.png", on_ranks=True)
     assert (tmp_path / "some.png").read_bytes().startswith(b"\x89PNG")
 
 

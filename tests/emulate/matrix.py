@@ -282,7 +282,9 @@ CASES = {
     ),
     "loops": Case(partial(turned_layers, 1), turned, NEVER),
     # Tiles that the first tasks of a run send.
-    "sent": Case(partial(ring, 2, wanted=1, send=push_rows("tensor")), rows_of_two),
+    "sent": Case(
+        partial(ring, 2, num_expected=1, send=push_rows("tensor")), rows_of_two
+    ),
     "counts": Case(partial(counted_late, 1), numbers, DYNAMIC, schedule="dynamic"),
     "conditions": Case(
         partial(running_sums, 1, kind="local"),

@@ -34,7 +34,7 @@ def graph(name: str, world_size: int, **options):
 
 def launch(*command: str, ranks: int = 2, code: int = 0, cwd: Path = ROOT) -> str:
     """The output of an example on ranks of the CPU backend."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", str(ranks), *command],
         env=os.environ | {"ETC_DIST_BACKEND": "cpu", "PYTHONPATH": str(ROOT)},
         cwd=cwd,
@@ -43,8 +43,8 @@ def launch(*command: str, ranks: int = 2, code: int = 0, cwd: Path = ROOT) -> st
         text=True,
         timeout=100,
     )
-    assert done.returncode == code, done.stdout
-    return " ".join(done.stdout.replace("[rank 0]", "").split())
+    assert process.returncode == code, process.stdout
+    return " ".join(process.stdout.replace("[rank 0]", "").split())
 
 
 def test_demo_reports_errors_proofs_and_timelines(tmp_path):
@@ -126,27 +126,27 @@ def test_split_k_is_proved_without_empty_slices(k, slices):
 
 @pytest.mark.parametrize("slices", [1, 3])
 def test_split_k_adds_its_slices(slices):
-    made, rng = graph("split_k", 1), np.random.default_rng(1)
+    function, rng = graph("split_k", 1), np.random.default_rng(1)
     shapes = {"x": (20, 328), "w": (72, 328)}
-    given = {n: rng.integers(-2, 3, s).astype(bfloat16) for n, s in shapes.items()}
+    arrays = {n: rng.integers(-2, 3, s).astype(bfloat16) for n, s in shapes.items()}
     dims = {"m": 20, "n": 72, "k": 328, "slices": slices}
-    cpu = simulate(schedule_static(made), [given], dims).outputs[0]["y"]
-    (emulated,) = Emulator(made, workers=4).run([given], dims)
-    x, w = (array.astype(np.float32) for array in given.values())
+    cpu = simulate(schedule_static(function), [arrays], dims).outputs[0]["y"]
+    (emulated,) = Emulator(function, workers=4).run([arrays], dims)
+    x, w = (array.astype(np.float32) for array in arrays.values())
     for y in (cpu, emulated["y"]):
         np.testing.assert_array_equal(y, (x @ w.T).astype(bfloat16))
 
 
 def test_cuda_body_of_norm_matmul_fits_its_numpy_body():
-    made = graph("norm_matmul", 1)
+    function = graph("norm_matmul", 1)
     rng = np.random.default_rng(1)
     x, gain, w = (rng.integers(-4, 5, s) for s in ((20, 72), (72,), (40, 72)))
     arrays = {"x": x, "gain": gain, "w": w}
     inputs = [{name: a.astype(bfloat16) for name, a in arrays.items()}]
-    cpu = simulate(schedule_static(made), inputs, {"rows": 20, "n": 40, "k": 72})
-    (emulated,) = Emulator(made).run(inputs)
-    wanted, got = (o["y"].astype(np.float32) for o in (cpu.outputs[0], emulated))
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=abs(wanted).max() / 100)
+    cpu = simulate(schedule_static(function), inputs, {"rows": 20, "n": 40, "k": 72})
+    (emulated,) = Emulator(function).run(inputs)
+    reference, y = (o["y"].astype(np.float32) for o in (cpu.outputs[0], emulated))
+    np.testing.assert_allclose(y, reference, rtol=0, atol=abs(reference).max() / 100)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 8])
@@ -189,29 +189,29 @@ def test_rows_that_a_bin_does_not_expect_are_found():
     ids=["matmul_bias_gelu", "matmul_fp8"],
 )
 def test_epilogues_of_examples_fit_their_numpy_halves(name, few):
-    made = graph(name, 1, **few)
-    emulator = Emulator(made)
+    function = graph(name, 1, **few)
+    emulator = Emulator(function)
     for rows in (8, 152):
-        check_epilogue(made, emulator, rows)
+        check_epilogue(function, emulator, rows)
 
 
-def check_epilogue(made, emulator, rows):
+def check_epilogue(function, emulator, rows):
     dims = {"shape": 0, "column_groups": 8, "m": rows, "n": 336, "k": 72}
-    dims = {dim.name: dims[dim.name] for dim in made.dims}
+    dims = {dim.name: dims[dim.name] for dim in function.dims}
     rng = np.random.default_rng(rows)
     shapes = {"x": (rows, 72), "w": (336, 72), "bias": (336,)}
-    names = {tensor.name for tensor in made.inputs()}
-    given = {
+    names = {tensor.name for tensor in function.inputs()}
+    arrays = {
         n: rng.standard_normal(s).astype(bfloat16)
         for n, s in shapes.items()
         if n in names
     }
-    (cpu,) = simulate(schedule_static(made), [given], dims).outputs
-    (emulated,) = emulator.run([given], dims)
+    (cpu,) = simulate(schedule_static(function), [arrays], dims).outputs
+    (emulated,) = emulator.run([arrays], dims)
     for n, array in cpu.items():
-        wanted, got = (a.astype(np.float32) for a in (array, emulated[n]))
-        np.testing.assert_allclose(got, wanted, rtol=0.13, atol=0.01)
-        assert abs(got - wanted).mean() < 1e-3 * abs(wanted).mean()
+        reference, result = (a.astype(np.float32) for a in (array, emulated[n]))
+        np.testing.assert_allclose(result, reference, rtol=0.13, atol=0.01)
+        assert abs(result - reference).mean() < 1e-3 * abs(reference).mean()
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,8 @@ def test_bin_sums_fit_numpy(world, rng):
         keys = rng.integers(0, bins, 100).astype(np.int32)
         x = rng.integers(-9, 10, (100, 12)).astype(np.float32)
         total = on_device(world, np.full((bins, 12), np.nan, np.float32))
-        given = {"x": on_device(world, x), "keys": on_device(world, keys)}
-        program.run(**given, total=total)
+        operands = {"x": on_device(world, x), "keys": on_device(world, keys)}
+        program.run(**operands, total=total)
         program.synchronize()
         expected = np.zeros((bins, 12), np.float32)
         np.add.at(expected, keys, x)
@@ -262,8 +262,8 @@ def test_norm_matmul_fits_numpy(world, rng):
     program = etc_dist.compile(graph("norm_matmul", world.size), world)
     shapes = {"x": (300, 128), "gain": (128,), "w": (264, 128)}
     whole = {name: rng.integers(-4, 5, s) for name, s in shapes.items()}
-    given = {n: on_device(world, a.astype(bfloat16)) for n, a in whole.items()}
-    y = program.run(**given)["y"]
+    operands = {n: on_device(world, a.astype(bfloat16)) for n, a in whole.items()}
+    y = program.run(**operands)["y"]
     program.synchronize()
     x, gain, w = whole.values()
     expected = x / np.sqrt((x * x).mean(axis=1, keepdims=True)) * gain @ w.T

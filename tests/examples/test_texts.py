@@ -37,16 +37,16 @@ def test_example_of_the_readme_runs(tmp_path):
         "2",
         tmp_path / "example.py",
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         env=os.environ | {"ETC_DIST_BACKEND": "cpu", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert sorted(done.stdout.splitlines()) == [
+    assert sorted(process.stdout.splitlines()) == [
         f"[rank {r}] rank {r} of 2: y (256, 128), z (512, 64), 128.0" for r in range(2)
-    ], done.stderr
+    ], process.stderr
 
 
 def test_readme_is_short():
@@ -83,26 +83,26 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_links_lead_somewhere():
-    lost = []
+    dead_links = []
     for path, link in found(r"\]\(([^)\s]+)", LINKED):
         if "://" not in link:
             file, _, anchor = link.partition("#")
             page = path.parent / file if file else path
             if not page.exists() or (anchor and anchor not in anchors(page)):
-                lost.append((path.name, link))
-    assert lost == []
+                dead_links.append((path.name, link))
+    assert dead_links == []
 
 
 def test_files_named_in_texts_exist():
-    named = found(r"`((?:etc_dist|kernels|launch|docs|examples)/[\w./]+)`")
-    assert [pair for pair in named if not (ROOT / pair[1]).exists()] == []
+    pairs = found(r"`((?:etc_dist|kernels|launch|docs|examples)/[\w./]+)`")
+    assert [pair for pair in pairs if not (ROOT / pair[1]).exists()] == []
 
 
 def test_attributes_in_texts_exist():
     names = {*dir(etc_dist), "torch"}
     name = r"(?<!from )(?<!import )(?<!-m )(?<![\w./])etc_dist\.(\w+)(?!\S* import)"
-    used = found(name, [*TEXTS, *ROOT.glob("etc_dist/**/*.py")])
-    assert [pair for pair in used if pair[1] not in names] == []
+    pairs = found(name, [*TEXTS, *ROOT.glob("etc_dist/**/*.py")])
+    assert [pair for pair in pairs if pair[1] not in names] == []
 
 
 def test_commands_in_texts_say_where_their_program_is():
@@ -146,6 +146,6 @@ def test_epilogue_of_the_language_page_runs(tmp_path):
     x, w = (rng.integers(-3, 4, (r, 72)).astype(bfloat16) for r in (20, 40))
     inputs = {"x": x, "w": w, "factors": np.arange(40, dtype=np.float32) % 3}
     dims = {"m": 20, "n": 40, "k": 72, "shape": 0}
-    [found] = Emulator(names["scaled"](1)).run([inputs], dims)
+    [outputs] = Emulator(names["scaled"](1)).run([inputs], dims)
     expected = x.astype(np.float32) @ w.astype(np.float32).T * inputs["factors"]
-    np.testing.assert_array_equal(found["y"], expected.astype(bfloat16))
+    np.testing.assert_array_equal(outputs["y"], expected.astype(bfloat16))

@@ -41,8 +41,8 @@ def run(command, folder):
 
 @pytest.mark.parametrize(("command", "output"), COMMANDS, ids=lambda text: text.strip())
 def test_listing_prints_what_the_page_shows(command, output, folder):
-    done = run(command, folder)
-    assert sorted(done.stdout.splitlines()) == output.splitlines(), done.stderr
+    process = run(command, folder)
+    assert sorted(process.stdout.splitlines()) == output.splitlines(), process.stderr
 
 
 def test_missing_wait_is_the_error_of_the_page(folder):

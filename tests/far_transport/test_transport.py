@@ -19,18 +19,18 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The transport, and the functions of the driver that it needs."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    folder, made = tmp_path_factory.mktemp("transport"), []
+    folder, paths = tmp_path_factory.mktemp("transport"), []
     for name, library in (
         ("transport", "nvshmem_transport_ibrc.so.3"),
         ("driver", "libcuda.so.1"),
     ):
-        made.append(folder / library)
+        paths.append(folder / library)
         command = ["g++", "-O2", "-Wall", "-Wextra", "-Werror", "-std=c++17", "-shared"]
-        command += ["-fPIC", f"-Wl,-soname,{library}", "-o", str(made[-1])]
+        command += ["-fPIC", f"-Wl,-soname,{library}", "-o", str(paths[-1])]
         subprocess.run(
             [*command, str(HERE / f"{name}.cpp"), "-ldl", "-pthread"], check=True
         )
-    return made
+    return paths
 
 
 @pytest.mark.parametrize("delay", [0, 20_000])
@@ -38,9 +38,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_messages_arrive_after_the_delay_and_at_the_rate(libraries, delay, gbs):
     command = [sys.executable, str(HERE / "two_ranks.py"), *map(str, libraries)]
     command += [str(delay), str(gbs)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    first, last, quiet = map(float, done.stdout.split())
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 0, process.stderr
+    first, last, quiet = map(float, process.stdout.split())
     least = delay + (MESSAGE_US if gbs else 0)
     assert least <= first <= last and least + delay <= quiet
     # Messages do not wait for the delay of earlier ones.

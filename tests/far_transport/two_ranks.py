@@ -63,22 +63,22 @@ CONNECT, PROGRESS, TRANSFER, ATOMIC, QUIET = 1, 6, 7, 8, 10
 def main(path: str, driver: str, delay: float, gbs: float) -> None:
     ctypes.CDLL(driver, mode=ctypes.RTLD_GLOBAL)
     library = ctypes.CDLL(path)
-    places, found = [b"", b""], {}
+    places, times = [b"", b""], {}
 
     def note_time() -> None:
-        found["begun"] = time.monotonic()
+        times["begun"] = time.monotonic()
 
     meet = threading.Barrier(2, note_time)
     source = ctypes.create_string_buffer(bytes(range(256)) * (BYTES // 256), BYTES)
-    arrived, words = ctypes.create_string_buffer(BYTES), (c_uint64 * 2)()
+    target, words = ctypes.create_string_buffer(BYTES), (c_uint64 * 2)()
 
     def rank_of(rank: int) -> None:
-        made = POINTER(Transport)()
-        library.nvshmemt_init(byref(made), None, 0)
-        transport = made.contents
+        handle = POINTER(Transport)()
+        library.nvshmemt_init(byref(handle), None, 0)
+        transport = handle.contents
 
-        def gather(own: int, all: int, size: int, _: object) -> int:
-            places[rank] = ctypes.string_at(own, size)
+        def gather(address: int, all: int, size: int, _: object) -> int:
+            places[rank] = ctypes.string_at(address, size)
             meet.wait()
             ctypes.memmove(all, b"".join(places), 2 * size)
             return 0
@@ -90,18 +90,18 @@ def main(path: str, driver: str, delay: float, gbs: float) -> None:
         bootstrap = Bootstrap(0, 0, 0, 0, 0, callback)
         transport.bootstrap = ctypes.pointer(bootstrap)
         transport.rank, transport.ranks = rank, 2
-        assert op(CONNECT, c_void_p, c_int)(made, None, 0) == 0
+        assert op(CONNECT, c_void_p, c_int)(handle, None, 0) == 0
         progress, quiet = op(PROGRESS), op(QUIET, c_int, c_int)
         library.far_transport_set(*map(ctypes.c_double, (delay, gbs, 0.0)))
         meet.wait()
-        begun = found["begun"]
+        begin = times["begun"]
         if rank == 0:
             until = [1, 1 + SIGNALS]
             while until:
-                progress(made)
+                progress(handle)
                 if words[0] >= until[0]:
-                    found[f"{until.pop(0)} signals"] = time.monotonic() - begun
-            quiet(made, 1, 0)
+                    times[f"{until.pop(0)} signals"] = time.monotonic() - begin
+            quiet(handle, 1, 0)
         else:
             transfer = op(
                 TRANSFER, c_int, Verb, POINTER(Memory), POINTER(Memory), Elements, c_int
@@ -111,18 +111,19 @@ def main(path: str, driver: str, delay: float, gbs: float) -> None:
                 *(c_int, c_void_p, AtomicVerb, POINTER(Atomic), AtomicElements, c_int),
             )
             here, there = (
-                Memory(ctypes.addressof(buffer), 0, None)
-                for buffer in (source, arrived)
+                Memory(ctypes.addressof(buffer), 0, None) for buffer in (source, target)
             )
             size = Elements(BYTES, 1, 1, 1)
-            transfer(made, 0, Verb(PUT, 1, 0, None), byref(there), byref(here), size, 0)
+            transfer(
+                handle, 0, Verb(PUT, 1, 0, None), byref(there), byref(here), size, 0
+            )
             word = Memory(ctypes.addressof(words), 0, None)
             add = Atomic(memory=word, value=1)
             for _ in range(1 + SIGNALS):
                 verb, kind = AtomicVerb(ADD, 0, 1, 0), AtomicElements(0, SIZE)
-                atomic(made, 0, None, verb, byref(add), kind, 0)
-            quiet(made, 0, 0)
-            found["quiet"] = time.monotonic() - begun
+                atomic(handle, 0, None, verb, byref(add), kind, 0)
+            quiet(handle, 0, 0)
+            times["quiet"] = time.monotonic() - begin
 
         meet.wait()
 
@@ -131,10 +132,10 @@ def main(path: str, driver: str, delay: float, gbs: float) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert arrived.raw == source.raw and words[0] == 1 + SIGNALS
+    assert target.raw == source.raw and words[0] == 1 + SIGNALS
     print(
         *(
-            f"{found[n] * 1e6:.0f}"
+            f"{times[n] * 1e6:.0f}"
             for n in ("1 signals", f"{1 + SIGNALS} signals", "quiet")
         )
     )

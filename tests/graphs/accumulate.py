@@ -57,10 +57,10 @@ def arrays(seed: int = 0) -> dict[str, Array]:
     }
 
 
-def expected(given: dict[str, Array], runs: int = 1) -> dict[str, Array]:
+def expected(operands: dict[str, Array], runs: int = 1) -> dict[str, Array]:
     """y of the last run, and total after it."""
-    total = given["total"].copy()
+    total = operands["total"].copy()
     for _ in range(runs):
-        y = total[given["place"]]
-        total[given["place"]] += given["x"]
+        y = total[operands["place"]]
+        total[operands["place"]] += operands["x"]
     return {"y": y, "total": total}

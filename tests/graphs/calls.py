@@ -130,17 +130,17 @@ class _Text:
     def add_part(self, line: str) -> None:
         match = PART.fullmatch(line)
         assert match, line
-        kind, name, axes, rest = match.groups()
+        kind, name, axes, terms = match.groups()
         if kind == "own_rows":
-            pair = self.g.own_rows(name, rest)
-            self.values |= dict(zip((name, rest), pair, strict=True))
+            pair = self.g.own_rows(name, terms)
+            self.values |= dict(zip((name, terms), pair, strict=True))
         elif kind == "let":
-            self.values[name] = self.g.let(name, self.value(rest, {}))
+            self.values[name] = self.g.let(name, self.value(terms, {}))
         elif kind.endswith("events"):
             sizes = self.named(axes, {}) if ":" in axes else {}
 
             def expects(*index: Any) -> Any:
-                return self.value(rest, dict(zip(sizes, index, strict=False)))
+                return self.value(terms, dict(zip(sizes, index, strict=False)))
 
             shape = [*sizes.values()] or self.value(f"({axes},)", {})
             is_cross = kind != "events"
@@ -149,7 +149,7 @@ class _Text:
             )
         else:
             shape = self.value(f"({axes},)", {})
-            self.tensors[name] = getattr(self.g, kind)(name, shape, rest)
+            self.tensors[name] = getattr(self.g, kind)(name, shape, terms)
 
     def call(self, task: Task, turn: Mapping[str, Any]) -> None:
         operands = [AXES.findall(text) for text in (*task.reads, *task.writes)]

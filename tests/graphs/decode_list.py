@@ -26,28 +26,30 @@ def decode_list(g: Graph, *, starts: bool = True, arrives: bool = False) -> None
     )
     request, page = (g.local(name, (items,), "int32") for name in ("request", "page"))
     part = g.local("part", (items, 128), "float32")
-    planned = g.events("planned", (1,), expects=1)
-    done = g.events("done", (requests,), expects=lambda r: count.load(r))
+    plan_event = g.events("planned", (1,), expects=1)
+    request_events = g.events("done", (requests,), expects=lambda r: count.load(r))
     lists = [tensor[:] for tensor in (count, start, total, request, page)]
-    g.call(touch(0, 5), g.grid(one=1), name="plan", writes=lists, notifies=[planned[0]])
-    own = []
+    g.call(
+        touch(0, 5), g.grid(one=1), name="plan", writes=lists, notifies=[plan_event[0]]
+    )
+    order_waits = []
     if arrives:
-        arrived = g.events("arrived", (items,), expects=1)
+        item_events = g.events("arrived", (items,), expects=1)
         (i,) = grid = g.grid(i=up_to(items, total.load(0)))
-        waits, notifies = [planned[0]], [arrived[i]]
+        waits, notifies = [plan_event[0]], [item_events[i]]
         g.call(touch(0, 0), grid, name="arrive", waits=waits, notifies=notifies)
     (i,) = grid = g.grid(i=up_to(items, total.load(0)))
     if arrives:
-        own = [arrived[i]]
-    mine = request.load(i)
+        order_waits = [item_events[i]]
+    request_idx = request.load(i)
     g.call(
         touch(2, 1),
         grid,
         name="attend",
-        reads=[q[mine, :], cache[table.load(mine, page.load(i)), :, :]],
+        reads=[q[request_idx, :], cache[table.load(request_idx, page.load(i)), :, :]],
         writes=[part[i, :]],
-        waits=[planned[0], *own],
-        notifies=[done[mine]],
+        waits=[plan_event[0], *order_waits],
+        notifies=[request_events[request_idx]],
     )
     (r,) = grid = g.grid(r=requests)
     g.call(
@@ -56,5 +58,5 @@ def decode_list(g: Graph, *, starts: bool = True, arrives: bool = False) -> None
         name="combine",
         reads=[part[span(start.load(r), count.load(r)), :]],
         writes=[y[r, :]],
-        waits=[planned[0], done[r]] if starts else [done[r]],
+        waits=[plan_event[0], request_events[r]] if starts else [request_events[r]],
     )

@@ -48,20 +48,20 @@ def decoder(g: Graph) -> None:
     x, y = (make(name, (rows, HIDDEN), "bfloat16")
             for make, name in ((g.input, "x"), (g.output, "y")))  # fmt: skip
     cache = g.state("cache", (layers, rows, QKV), "bfloat16")
-    eights = g.let("eights", ceildiv(rows, 8))
+    num_eights = g.let("eights", ceildiv(rows, 8))
     steps = [
-        Step("norm", HIDDEN, HIDDEN, eights),
+        Step("norm", HIDDEN, HIDDEN, num_eights),
         Step("qkv", QKV, 128, weight=HIDDEN),
         Step("attend", HEADS * 1024, 1024, rows),
         Step("o", HIDDEN, 128, slices=SLICES, weight=HEADS * 1024),
-        Step("sum_o", HIDDEN, 128, eights, lane="transfer"),
-        Step("norm_again", HIDDEN, HIDDEN, eights),
+        Step("sum_o", HIDDEN, 128, num_eights, lane="transfer"),
+        Step("norm_again", HIDDEN, HIDDEN, num_eights),
         Step("up", 2 * INNER, 128, weight=HIDDEN),
-        Step("activate", INNER, 512, eights, lane="transfer"),
+        Step("activate", INNER, 512, num_eights, lane="transfer"),
         Step("down", HIDDEN, 128, slices=SLICES, weight=INNER),
-        Step("sum_down", HIDDEN, 128, eights, lane="transfer"),
-        Step("scale", HIDDEN, 1280, eights, lane="transfer"),
-        Step("add", HIDDEN, 640, eights),
+        Step("sum_down", HIDDEN, 128, num_eights, lane="transfer"),
+        Step("scale", HIDDEN, 1280, num_eights, lane="transfer"),
+        Step("add", HIDDEN, 640, num_eights),
     ]
     tasks = [s.tasks for s in steps]
     buffers = [
@@ -70,9 +70,9 @@ def decoder(g: Graph) -> None:
     ]
     first = g.let("last_step", tasks[-1])
     ready = g.events(
-        "ready", (layers + 1,), expects=lambda i: select(equal(i, 0), eights, first)
+        "ready", (layers + 1,), expects=lambda i: select(equal(i, 0), num_eights, first)
     )
-    done = [
+    step_events = [
         g.events(f"done_{s.name}", (layers,), expects=count)
         for s, count in zip(steps[:-1], tasks[:-1], strict=True)
     ]
@@ -83,16 +83,16 @@ def decoder(g: Graph) -> None:
         g.call(f, grid, name=name, reads=reads, writes=writes, **refs)
 
     last = buffers[-1]
-    (i,) = grid = g.grid(i=eights)
+    (i,) = grid = g.grid(i=num_eights)
     embedded = last[1, 0, tile(i, 8), :]
     add("embed", "tensor", grid, [x[tile(i, 8), :]], [embedded], [], [ready[0]])
     with g.loop(layer=layers) as layer:
         for n, step in enumerate(steps):
             source = last if n == 0 else buffers[n - 1]
             before = (layer + 1) % 2 if n == 0 else layer % 2
-            waits = [ready[layer] if n == 0 else done[n - 1][layer]]
+            waits = [ready[layer] if n == 0 else step_events[n - 1][layer]]
             is_last = n == len(steps) - 1
-            notifies = [ready[layer + 1] if is_last else done[n][layer]]
+            notifies = [ready[layer + 1] if is_last else step_events[n][layer]]
             if step.rows is None:
                 s, j = grid = g.grid(s=step.slices, j=step.columns // step.tile)
                 k = _columns(source) // step.slices
@@ -104,17 +104,17 @@ def decoder(g: Graph) -> None:
                 writes = [buffers[n][layer % 2, s, :, tile(j, step.tile)]]
             else:
                 r, j = grid = g.grid(r=step.rows, j=step.columns // step.tile)
-                mine = r if step.name == "attend" else tile(r, 8)
+                rows_of_task = r if step.name == "attend" else tile(r, 8)
                 wide = _columns(source) // (step.columns // step.tile)
-                reads = [source[before, :, mine, tile(j, wide)]]
-                writes = [buffers[n][layer % 2, 0, mine, tile(j, step.tile)]]
+                reads = [source[before, :, rows_of_task, tile(j, wide)]]
+                writes = [buffers[n][layer % 2, 0, rows_of_task, tile(j, step.tile)]]
                 if step.name == "attend":
-                    kept = cache[layer, r, tile(j, QKV // HEADS)]
-                    reads, writes = [*reads, kept], [*writes, kept]
+                    cache_rows = cache[layer, r, tile(j, QKV // HEADS)]
+                    reads, writes = [*reads, cache_rows], [*writes, cache_rows]
             add(step.name, step.lane, grid, reads, writes, waits, notifies)
-    (i,) = grid = g.grid(i=eights)
-    found = last[(layers + 1) % 2, 0, tile(i, 8), :]
-    add("head", "tensor", grid, [found], [y[tile(i, 8), :]], [ready[layers]], [])
+    (i,) = grid = g.grid(i=num_eights)
+    hidden_rows = last[(layers + 1) % 2, 0, tile(i, 8), :]
+    add("head", "tensor", grid, [hidden_rows], [y[tile(i, 8), :]], [ready[layers]], [])
 
 
 def _columns(tensor: Tensor) -> Expr:

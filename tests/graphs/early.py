@@ -48,30 +48,32 @@ def early(
     first, minus, second = (
         g.local(name, (n, WIDTH), "int32") for name in ("first", "minus", "second")
     )
-    known, turned, there, done = (
+    first_events, turned, there, end_events = (
         g.events(name, (n,), expects=1) for name in ("known", "turned", "there", "done")
     )
     with g.loop(turn=1) if loops else nullcontext():
         (i,) = rows = g.grid(i=n)
         row = tile(i, 1)
-        gathered = b[span(at.load(i), 1) if gathers else row, :]
+        operand = b[span(at.load(i), 1) if gathers else row, :]
 
         def turn(name: str, x: Region, to: Tensor, **events: list[EventRef]) -> None:
             g.call(negate, rows, name=name, reads=[x], writes=[to[row, :]], **events)
 
-        found = [there[i]] if notifies else []
-        turn("first_of", a[row, :], first, notifies=[known[i]])
-        turn("minus_of", gathered, minus, waits=[known[i]], notifies=[turned[i]])
-        turn("second_of", minus[row, :], second, waits=[turned[i]], notifies=found)
+        last_events = [there[i]] if notifies else []
+        turn("first_of", a[row, :], first, notifies=[first_events[i]])
+        turn("minus_of", operand, minus, waits=[first_events[i]], notifies=[turned[i]])
+        turn(
+            "second_of", minus[row, :], second, waits=[turned[i]], notifies=last_events
+        )
         g.call(
             add_if_even,
             rows,
             reads=[first[row, :], second[row, :]],
             writes=[y[row, :]],
-            waits=[known[i], there[i]],
-            notifies=[done[i]],
+            waits=[first_events[i], there[i]],
+            notifies=[end_events[i]],
         )
-        turn("last_of", second[row, :], z, waits=[done[i]])
+        turn("last_of", second[row, :], z, waits=[end_events[i]])
 
 
 def inputs(n: int, seed: int) -> dict[str, Array]:
@@ -81,6 +83,6 @@ def inputs(n: int, seed: int) -> dict[str, Array]:
     return {"a": a, "b": b, "at": np.arange(n, dtype=np.int32)}
 
 
-def reference(given: dict[str, Array]) -> dict[str, Array]:
-    a, b = given["a"], given["b"]
+def reference(arrays: dict[str, Array]) -> dict[str, Array]:
+    a, b = arrays["a"], arrays["b"]
     return {"y": np.where(a % 2 == 0, b - a, -a), "z": -b}

@@ -35,18 +35,18 @@ SOURCE = Path(__file__).with_suffix(".cuh")
 )
 def all_kinds(sums: Any, bias: Any, factors: Any, y: Any, old: Any, most: Any) -> None:
     """y is what is left of sums * factor + bias without its row's largest number."""
-    made = sums * factors[:, None] + bias
-    largest = np.abs(made).max(axis=1)
+    values = sums * factors[:, None] + bias
+    largest = np.abs(values).max(axis=1)
     old[...] = sums
-    y[...] = made - np.float32(0.5) * largest[:, None]
+    y[...] = values - np.float32(0.5) * largest[:, None]
     most[...] = largest
 
 
 @epilogue(source=SOURCE, gated=True, reads=[PER_ELEMENT], writes=[PER_ROW])
-def gated_sums(gate: Any, up: Any, other: Any, y: Any, sums: Any) -> None:
-    made = np.maximum(gate, 0) * up + other.astype(np.float32)
-    y[...] = made
-    sums[...] = made.sum(axis=1)
+def gated_sums(gate: Any, up: Any, residual: Any, y: Any, sums: Any) -> None:
+    values = np.maximum(gate, 0) * up + residual.astype(np.float32)
+    y[...] = values
+    sums[...] = values.sum(axis=1)
 
 
 @epilogue(source=SOURCE, gated=True)
@@ -129,10 +129,10 @@ def _arrays(
     kind: str, letter: str, kinds: Sequence[str], axes: dict[str, Any], dtype: str
 ) -> Iterator[tuple[str, str, Any, str]]:
     """The arrays of an epilogue: what they are, names, axes and dtypes."""
-    for number, each in enumerate(kinds):
-        by_row = each == PER_ROW
-        along = axes[BY_STRIP if by_row and kind == "output" else each]
-        yield kind, f"{letter}{number}", along, "float32" if by_row else dtype
+    for operand_idx, kind_of_operand in enumerate(kinds):
+        is_by_row = kind_of_operand == PER_ROW
+        along = axes[BY_STRIP if is_by_row and kind == "output" else kind_of_operand]
+        yield kind, f"{letter}{operand_idx}", along, "float32" if is_by_row else dtype
 
 
 def weights_of(what: Epilogue) -> tuple[str, ...]:
@@ -161,11 +161,11 @@ def applied_given(m: int, n: int, k: int, shape: TileShape) -> Any:
     """The inputs, results and dims of `product` with `all_kinds`."""
     inputs = inputs_of(all_kinds, m, n, k)
     x, w, bias, factors = (a.astype(np.float32) for a in inputs.values())
-    made = (x @ w.T) * factors[:, None] + bias
+    values = (x @ w.T) * factors[:, None] + bias
     width = shape.strip_columns(gated=False)
-    largest = np.abs(made)
+    largest = np.abs(values)
     for start in range(0, n, width):
         part = largest[:, start : start + width]
         part[...] = part.max(axis=1, keepdims=True)
-    answer = Answer(made - largest / 2, np.abs(made) + largest)
+    answer = Answer(values - largest / 2, np.abs(values) + largest)
     return [inputs], [answer], {"m": m, "n": n, "k": k, "shape": 0}

@@ -23,29 +23,31 @@ def exchange_hosts(g: Graph, *, direct: bool = False, astray: int = 0) -> None:
     rows, n = g.dims("rows n")
     near, hosts = g.local_size, g.world_size // g.local_size
     first = g.rank - g.rank % near
-    blocks = g.let("blocks", ceildiv(rows, BLOCK))
+    num_blocks = g.let("blocks", ceildiv(rows, BLOCK))
     x = g.input("x", (rows, n), "float32")
     y = g.output("y", (g.world_size * rows, n), "float32")
     slots = g.symmetric("slots", (g.world_size, rows, n), "float32")
-    arrived = g.events("arrived", (g.world_size, blocks), expects=1, cross_rank=True)
-    far = g.events("far", (g.world_size, blocks), expects=1, cross_rank=True)
+    arrivals = g.events(
+        "arrived", (g.world_size, num_blocks), expects=1, cross_rank=True
+    )
+    far = g.events("far", (g.world_size, num_blocks), expects=1, cross_rank=True)
     staged = g.symmetric("staged", (g.world_size, rows, n), "float32")
 
     def block(i: Expr) -> Tile:
         return span(i * BLOCK, minimum(BLOCK, rows - i * BLOCK))
 
     for k in range(near):
-        (i,) = grid = g.grid(i=blocks)
+        (i,) = grid = g.grid(i=num_blocks)
         g.call(
             push_rows(),
             grid,
             name=f"share_{k}",
             reads=[x[block(i), :]],
             writes=[slots.on(first + k)[g.rank, block(i), :]],
-            notifies=[arrived.on(first + k)[g.rank, i]],
+            notifies=[arrivals.on(first + k)[g.rank, i]],
         )
     for step in range(1, hosts):
-        (i,) = grid = g.grid(i=blocks)
+        (i,) = grid = g.grid(i=num_blocks)
         partner = (g.rank + step * near + astray) % g.world_size
         source = (g.rank - step * near + g.world_size) % g.world_size
         g.call(
@@ -54,7 +56,7 @@ def exchange_hosts(g: Graph, *, direct: bool = False, astray: int = 0) -> None:
             name=f"send_{step}",
             reads=[slots[g.rank, block(i), :]],
             writes=[staged.on(partner)[g.rank, block(i), :]],
-            waits=[arrived[g.rank, i]],
+            waits=[arrivals[g.rank, i]],
             notifies=[far.on(partner)[g.rank, i]],
         )
         for k in range(near):
@@ -66,9 +68,9 @@ def exchange_hosts(g: Graph, *, direct: bool = False, astray: int = 0) -> None:
                 reads=[staged[source, block(i), :]],
                 writes=[slots.on(to)[source, block(i), :]],
                 waits=[far[source, i]],
-                notifies=[arrived.on(to)[source, i]],
+                notifies=[arrivals.on(to)[source, i]],
             )
-    r, i = grid = g.grid(r=g.world_size, i=blocks)
+    r, i = grid = g.grid(r=g.world_size, i=num_blocks)
     height = minimum(BLOCK, rows - i * BLOCK)
     g.call(
         push_rows(),
@@ -76,7 +78,7 @@ def exchange_hosts(g: Graph, *, direct: bool = False, astray: int = 0) -> None:
         name="collect",
         reads=[slots[r, block(i), :]],
         writes=[y[span(r * rows + i * BLOCK, height), :]],
-        waits=[arrived[r, i]],
+        waits=[arrivals[r, i]],
     )
 
 

@@ -34,7 +34,7 @@ def flagged_sum(
     words = getattr(g, kind)("words", (world, pieces * n), dtype)
     options: dict[str, Any] = {"cross_rank": True, "carried_by": words}
     expects = (world - 1) * (1 + twice)
-    arrived = g.events("arrived", (pieces,), expects=expects, **options)
+    arrivals = g.events("arrived", (pieces,), expects=expects, **options)
     peers = [(g.rank + distance) % world for distance in range(1, world)]
     senders, receivers = (1, 1) if answers else (1 - g.rank, g.rank)
     for name in ("push", "again")[: 1 + twice]:
@@ -45,7 +45,7 @@ def flagged_sum(
             name=name,
             reads=[x[tile(i, n)]],
             writes=[words.on(peer)[g.rank, tile(i, n)] for peer in peers],
-            notifies=[arrived.on(peer)[i] for peer in peers] if is_named else [],
+            notifies=[arrivals.on(peer)[i] for peer in peers] if is_named else [],
         )
     copy = push_rows("tensor")
     if by_flag:
@@ -60,7 +60,7 @@ def flagged_sum(
         grid,
         reads=[x[tile(i, n)], words[:, tile(i, n)]],
         writes=[y[tile(i, n)]],
-        waits=[arrived[(i + waits_for) % pieces]],
+        waits=[arrivals[(i + waits_for) % pieces]],
     )
     if not answers:  # the other rank copies x
         i, _ = grid = g.grid(i=pieces, s=1 - g.rank)

@@ -66,10 +66,10 @@ def made(
 def backwards(g: Kit) -> None:
     """Each task waits for the next one, the last for `begin`: on one worker a deadlock
     if its order is kept."""
-    done = g.event("done", 9)
-    g.do("begin", notifies=[done[8]])
-    g.do("back", 8, waits=[done[ROW + 1]], notifies=[done[ROW]])
-    g.do("end", waits=[done[0]])
+    begin_event = g.event("done", 9)
+    g.do("begin", notifies=[begin_event[8]])
+    g.do("back", 8, waits=[begin_event[ROW + 1]], notifies=[begin_event[ROW]])
+    g.do("end", waits=[begin_event[0]])
 
 
 def cycle(g: Kit) -> None:

@@ -27,12 +27,12 @@ SOURCE = Path(__file__).with_suffix(".cuh")
 
 
 @device_function(source=SOURCE, reads=3, writes=2)
-def add_layer(x: Array, own: Array, w: Array, kept: Array, part: Array) -> None:
-    """A tile of x + normalized(x) @ w; the product is added to `kept`."""
+def add_layer(x: Array, residual: Array, w: Array, state: Array, part: Array) -> None:
+    """A tile of x + normalized(x) @ w; the product is added to `state`."""
     scale = 1 / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1)
     product = (x * scale) @ w
-    kept += product
-    part[...] = own + product
+    state += product
+    part[...] = residual + product
 
 
 @graph_function
@@ -44,21 +44,21 @@ def residual_layers(
     turns: int = 0,
 ) -> None:
     """y = x after all layers; each rank has a share of the columns of every layer, and
-    adds its products to its state `kept`. The options plant faults: the buffer that a
+    adds its products to its state `state`. The options plant faults: the buffer that a
     layer reads, the layer whose input it waits for, more turns than layers."""
     layers, rows, n, share = g.dims("layers rows n share")
-    tiles, world = g.let("tiles", share // TILE), g.world_size
+    num_tiles, world = g.let("tiles", share // TILE), g.world_size
     x, y = g.input("x", (rows, n), "float32"), g.output("y", (rows, n), "float32")
     w = g.input("w", (layers, n, share), "float32")
-    kept = g.state("kept", (layers, rows, share), "float32")
+    state = g.state("kept", (layers, rows, share), "float32")
     hidden = g.symmetric("hidden", (2, rows, n), "float32")
     part = g.local("part", (2, rows, share), "float32")
 
     def sent(layer: Expr) -> Expr:
-        return select(equal(layer, 0), 1, tiles * rows * world)
+        return select(equal(layer, 0), 1, num_tiles * rows * world)
 
     ready = g.events("ready", (layers + 1,), expects=sent, cross_rank=True)
-    computed = g.events("computed", (layers, tiles), expects=1)
+    computed = g.events("computed", (layers, num_tiles), expects=1)
     g.call(
         push_rows(),
         g.grid(one=1),
@@ -68,27 +68,29 @@ def residual_layers(
         notifies=[ready[0]],
     )
     with g.loop(layer=layers + turns) as layer:
-        (j,) = grid = g.grid(j=tiles)
-        own = tile(g.rank * tiles + j, TILE)
+        (j,) = grid = g.grid(j=num_tiles)
+        columns = tile(g.rank * num_tiles + j, TILE)
         g.call(
             add_layer,
             grid,
             reads=[
                 hidden[buffer(layer), :, :],
-                hidden[buffer(layer), :, own],
+                hidden[buffer(layer), :, columns],
                 w[layer, :, tile(j, TILE)],
             ],
-            writes=[kept[layer, :, tile(j, TILE)], part[layer % 2, :, tile(j, TILE)]],
+            writes=[state[layer, :, tile(j, TILE)], part[layer % 2, :, tile(j, TILE)]],
             waits=[ready[wait(layer)]],
             notifies=[computed[layer, j]],
         )
-        d, r, k = grid = g.grid(d=world, r=rows, k=tiles)
+        d, r, k = grid = g.grid(d=world, r=rows, k=num_tiles)
         g.call(
             push_rows(),
             grid,
             name="send",
             reads=[part[layer % 2, r, tile(k, TILE)]],
-            writes=[hidden.on(d)[buffer(layer + 1), r, tile(g.rank * tiles + k, TILE)]],
+            writes=[
+                hidden.on(d)[buffer(layer + 1), r, tile(g.rank * num_tiles + k, TILE)]
+            ],
             waits=[computed[layer, k]],
             notifies=[ready.on(d)[layer + 1]],
         )
@@ -113,20 +115,25 @@ def inputs(layers: int, world: int) -> list[dict[str, Array]]:
     x = rng.standard_normal((ROWS, n)).astype(np.float32)
     w = rng.standard_normal((layers, n, n)).astype(np.float32) / 4
     shares = np.split(w, world, axis=2)
-    kept = np.ones((layers, ROWS, 8), np.float32)
-    return [{"x": x, "w": np.ascontiguousarray(s), "kept": kept.copy()} for s in shares]
+    state = np.ones((layers, ROWS, 8), np.float32)
+    return [
+        {"x": x, "w": np.ascontiguousarray(s), "kept": state.copy()} for s in shares
+    ]
 
 
-def expected(given: list[dict[str, Array]]) -> list[dict[str, Array]]:
+def expected(arrays_of_ranks: list[dict[str, Array]]) -> list[dict[str, Array]]:
     """y and kept of each rank after a run."""
-    x, kept = given[0]["x"], [one["kept"].copy() for one in given]
-    for layer in range(len(kept[0])):
+    x, states = (
+        arrays_of_ranks[0]["x"],
+        [arrays["kept"].copy() for arrays in arrays_of_ranks],
+    )
+    for layer in range(len(states[0])):
         scale = 1 / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1)
-        products = [(x * scale) @ one["w"][layer] for one in given]
-        for each, product in zip(kept, products, strict=True):
-            each[layer] += product
+        products = [(x * scale) @ arrays["w"][layer] for arrays in arrays_of_ranks]
+        for state, product in zip(states, products, strict=True):
+            state[layer] += product
         x = x + np.concatenate(products, axis=1)
-    return [{"y": x, "kept": each} for each in kept]
+    return [{"y": x, "kept": state} for state in states]
 
 
 @device_function(source=SOURCE, reads=1, writes=1, lane="transfer")
@@ -148,21 +155,27 @@ def steps_of_layers(g: Graph) -> None:
     g.state("sizes", (steps, layers, 4), "float32")
     rows = g.local("rows", (steps, layers + 1, 4), "float32")
     ends = g.local("ends", (steps + 1, 1, 4), "float32")
-    begun = g.events("begun", (steps + 1,), expects=1)
-    done = g.events("done", (steps, layers + 1), expects=1)
+    begin_event = g.events("begun", (steps + 1,), expects=1)
+    layer_events = g.events("done", (steps, layers + 1), expects=1)
 
     def add(function: Any, name: str, **regions: Any) -> None:
         g.call(function, g.grid(one=1), name=name, **regions)
 
-    add(push_rows(), "start", reads=[x[:]], writes=[ends[0, 0, :]], notifies=[begun[0]])
+    add(
+        push_rows(),
+        "start",
+        reads=[x[:]],
+        writes=[ends[0, 0, :]],
+        notifies=[begin_event[0]],
+    )
     with g.loop(step=steps) as step:
         add(
             count_up,
             "enter",
             reads=[ends[step, 0, :]],
             writes=[rows[step, 0, :]],
-            waits=[begun[step]],
-            notifies=[done[step, 0]],
+            waits=[begin_event[step]],
+            notifies=[layer_events[step, 0]],
         )
         with g.loop(layer=layers) as layer:
             add(
@@ -170,23 +183,23 @@ def steps_of_layers(g: Graph) -> None:
                 "double",
                 reads=[rows[step, layer, :]],
                 writes=[rows[step, layer + 1, :]],
-                waits=[done[step, layer]],
-                notifies=[done[step, layer + 1]],
+                waits=[layer_events[step, layer]],
+                notifies=[layer_events[step, layer + 1]],
             )
         add(
             count_up,
             "leave",
             reads=[rows[step, layers, :]],
             writes=[ends[step + 1, 0, :]],
-            waits=[done[step, layers]],
-            notifies=[begun[step + 1]],
+            waits=[layer_events[step, layers]],
+            notifies=[begin_event[step + 1]],
         )
         add(
             push_rows(),
             "keep",
             reads=[ends[step + 1, 0, :]],
             writes=[y[step, :]],
-            waits=[begun[step + 1]],
+            waits=[begin_event[step + 1]],
         )
 
 

@@ -60,11 +60,13 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
     sums = g.local("sums", (slots, heads, dim), "float32")
     stats = g.local("stats", (slots, heads, 2), "float32")
     y = g.state("y", (rows, heads * dim), dtype)
-    tiles = -(-group // HEADS)
-    tasks = g.let("share_tasks", shares // of_task)
-    planned = g.events("planned", (1,), expects=1)
+    num_head_tiles = -(-group // HEADS)
+    num_share_tasks = g.let("share_tasks", shares // of_task)
+    plan_event = g.events("planned", (1,), expects=1)
     appended = g.events("appended", (kv_heads,), expects=1)
-    attended = g.events("attended", (1,), expects=kv_heads * tiles * tasks)
+    attended = g.events(
+        "attended", (1,), expects=kv_heads * num_head_tiles * num_share_tasks
+    )
 
     def gain(n: int) -> list[Any]:
         gain = [] if paged.norm_eps is None else [gains[n][layer, :]]
@@ -86,7 +88,7 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
             *(cos_sin[:, :], request[every], position[every], table[:, :]),
         ],
         writes=[extents[every, :], bounds[bound, :], combined[:, :], num_combined[:]],
-        notifies=[planned[0]],
+        notifies=[plan_event[0]],
         values={"lists": of_task},
     )
     (h,) = grid = g.grid(h=kv_heads)
@@ -102,12 +104,12 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
             *(cos_sin[:, :], request[:], position[:], table[:, :]),
         ],
         writes=[cache[layer, :, :, h, :, :]],
-        waits=[planned[0]],  # so that tasks that attend begin before
+        waits=[plan_event[0]],  # so that tasks that attend begin before
         notifies=[appended[h]],
     )
-    i, j = grid = g.grid(i=kv_heads * tiles, j=tasks)
-    h, skipped = i // tiles, i % tiles * HEADS
-    first, count = h * group + skipped, minimum(HEADS, group - skipped)
+    i, j = grid = g.grid(i=kv_heads * num_head_tiles, j=num_share_tasks)
+    h, first_head = i // num_head_tiles, i % num_head_tiles * HEADS
+    first, count = h * group + first_head, minimum(HEADS, group - first_head)
     own_rows, own_slots = written(bounds, (), j, of_task)
     g.call(
         attend(paged, early=True),
@@ -125,22 +127,22 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
             *(x[span(*own_slots), span(first, count), :] for x in (sums, stats)),
             y[span(*own_rows), span(first * dim, count * dim)],
         ],
-        waits=[planned[0], appended[h]],
+        waits=[plan_event[0], appended[h]],
         notifies=[attended[0].when(num_combined.load(0))],
         even=True,
     )
     n, h = grid = g.grid(n=up_to(most, num_combined.load(0)), h=kv_heads)
     row, slot, count = (combined.load(n, k) for k in range(3))
-    own, of_group = span(slot, count), tile(h, group)
+    slot_heads, of_group = span(slot, count), tile(h, group)
     g.call(
         combine_slices(dim, dtype, has_sinks=paged.has_sinks, early=True),
         grid,
         reads=[
-            *(x[own, of_group, :] for x in (sums, stats)),
+            *(x[slot_heads, of_group, :] for x in (sums, stats)),
             *sinks_of(of_group),
         ],
         writes=[y[row, tile(h, group * dim)]],
-        waits=[planned[0], attended[0]],
+        waits=[plan_event[0], attended[0]],
         even=True,
     )
 
@@ -161,13 +163,13 @@ def draw_step(
     order = np.roll(order, -order.argmax())  # the last page is used
     table = order[: len(rows) * most_pages].reshape(len(rows), most_pages)
     cache = draw(rng, (2, pages, 2, kv_heads, page, dim), paged.dtype)
-    used = np.zeros((pages, page), bool)
-    for request, positions in enumerate(rows):
+    is_used = np.zeros((pages, page), bool)
+    for request_idx, positions in enumerate(rows):
         at = np.arange(max(positions, default=-1) + 1)
-        used[table[request, at // page], at % page] = True
-    cache.transpose(1, 4, 0, 2, 3, 5)[~used] = np.nan
+        is_used[table[request_idx, at // page], at % page] = True
+    cache.transpose(1, 4, 0, 2, 3, 5)[~is_used] = np.nan
     order = [(r, p) for r, positions in enumerate(rows) for p in positions]
-    request, position = rng.permutation(np.array(order, np.int32)).T
+    request_idx, position = rng.permutation(np.array(order, np.int32)).T
     width = (group + 2) * kv_heads * dim
     sinks = 2 * rng.standard_normal((2, group * kv_heads)).astype(np.float32)
     return ({"sinks": sinks} if paged.has_sinks else {}) | {
@@ -184,7 +186,7 @@ def draw_step(
                 for base in [2 * BASE] * (paged.tables - 1) + [BASE]
             ]
         ),
-        "request": request.copy(),
+        "request": request_idx.copy(),
         "position": position.copy(),
         "table": table.astype(np.int32),
         "cache": cache,
@@ -193,20 +195,20 @@ def draw_step(
 
 
 def dims_of(
-    given: dict[str, Array], shares: int, of_task: int = 1, in_order: bool = False
+    arrays: dict[str, Array], shares: int, of_task: int = 1, in_order: bool = False
 ) -> dict[str, int]:
     """in_order: rows are cut."""
-    most = -(-(int(given["position"].max()) + 1) // STAGE)
-    rows, width = given["qkv"].shape
-    requests, most_pages = given["table"].shape
+    most = -(-(int(arrays["position"].max()) + 1) // STAGE)
+    rows, width = arrays["qkv"].shape
+    requests, most_pages = arrays["table"].shape
     return {
         "rows": rows,
-        "kv_heads": given["cache"].shape[3],
+        "kv_heads": arrays["cache"].shape[3],
         "width": width,
-        "positions": len(given["cos_sin"]),
+        "positions": len(arrays["cos_sin"]),
         "requests": requests,
         "most_pages": most_pages,
-        "pages": given["cache"].shape[1],
+        "pages": arrays["cache"].shape[1],
         "shares": shares,
         "shares_of_task": of_task,
         "cuts": -(-most // CUT) if in_order else 0,
@@ -240,23 +242,23 @@ def in_place(heads: Array, slots: Any) -> Array:
 
 
 def expected(
-    given: dict[str, Array], paged: PagedCache, group: int, layer: int = 1
+    arrays: dict[str, Array], paged: PagedCache, group: int, layer: int = 1
 ) -> tuple[Array, Array]:
     """y in fp64, and the cache after the step."""
     dim, page = paged.head_dim, paged.page_size
-    cache, kv_heads = given["cache"].copy(), given["cache"].shape[3]
-    qkv = given["qkv"]
+    cache, kv_heads = arrays["cache"].copy(), arrays["cache"].shape[3]
+    qkv = arrays["qkv"]
     if paged.has_bias:
-        sums = qkv.astype(np.float32) + given["bias"][layer].astype(np.float32)
+        sums = qkv.astype(np.float32) + arrays["bias"][layer].astype(np.float32)
         qkv = sums.astype(qkv.dtype)
     qkv = qkv.reshape(len(qkv), -1, dim)
     q, k, v = np.split(qkv, [group * kv_heads, (group + 1) * kv_heads], axis=1)
     has_norm, is_after = paged.norm_eps is not None, paged.normalizes_rotated
-    gains = (given[f"{n}_gain"][layer].astype(np.float64) for n in "qk")
+    gains = (arrays[f"{n}_gain"][layer].astype(np.float64) for n in "qk")
     q_gain, k_gain = (g + paged.gain_offset if has_norm else None for g in gains)
-    rows = [*zip(given["request"], given["position"], strict=True)]
+    rows = [*zip(arrays["request"], arrays["position"], strict=True)]
     for row, (request, position) in enumerate(rows):
-        at = given["table"][request, position // page], position % page
+        at = arrays["table"][request, position // page], position % page
         for h in range(kv_heads):
             key = turned(k[row, h], position, k_gain, is_after).astype(cache.dtype)
             for i, head in enumerate((key, v[row, h])):
@@ -265,7 +267,7 @@ def expected(
     for row, (request, position) in enumerate(rows):
         begin = position + 1 - WINDOW if paged.has_span else 0
         at = np.arange(max(begin, 0), position + 1)
-        pages, slots = given["table"][request, at // page], at % page
+        pages, slots = arrays["table"][request, at // page], at % page
         for head in range(group * kv_heads):
             keys, values = (
                 in_place(cache[layer, pages, i, head // group, slots], slots)
@@ -278,7 +280,7 @@ def expected(
             if cap := paged.score_cap:
                 scores = cap * np.tanh(scores / cap)
             weights = np.exp(scores - scores.max())
-            sink = given["sinks"][layer, head] if paged.has_sinks else -np.inf
+            sink = arrays["sinks"][layer, head] if paged.has_sinks else -np.inf
             whole = weights.sum() + np.exp(sink - scores.max())
             y[row, head] = weights @ values / whole
     return y.reshape(len(rows), -1), cache

@@ -79,7 +79,7 @@ KN = {
 }
 SHAPES = {"nk": KINDS, "kn": KN_KINDS, "gated": GATED_KINDS}
 BY_KIND = {"nk": DIVISIONS, "kn": KN, "gated": GATED}
-EVERY = [(kind, name) for kind, found in BY_KIND.items() for name in found]
+EVERY = [(kind, name) for kind, cases in BY_KIND.items() for name in cases]
 
 
 @graph_function
@@ -124,8 +124,8 @@ def given_to(
         return inputs, answers, dims
     rng = np.random.default_rng(8)
     x, w = draw(rng, (m, k), dtype), draw(rng, (n, k), dtype)
-    stored = w if kind == "nk" else np.ascontiguousarray(w.T)
-    return [{"x": x, "w": stored}], [matmul_of(x, w)], dims
+    weights = w if kind == "nk" else np.ascontiguousarray(w.T)
+    return [{"x": x, "w": weights}], [matmul_of(x, w)], dims
 
 
 def in_order(rng: Any, shape: TileShape, dtype: str) -> tuple[Given, Any]:
@@ -156,10 +156,10 @@ def two_matmuls(g: Graph, *, shapes: Sequence[TileShape] = GATED_KINDS) -> None:
     for name in "yz":
         tiles = tiles_of_dims(g, f"{name}_", shapes, m)
         result = g.output(name, (m, n), "bfloat16")
-        others: dict[str, Any] = {"weights": [w]}
+        options: dict[str, Any] = {"weights": [w]}
         if name == "z":
-            others = {"weights": [w, w], "epilogue": swiglu}
-        TiledMatmul(g, f"{name}_", tiles, "bfloat16", x, y=result, **others).add()
+            options = {"weights": [w, w], "epilogue": swiglu}
+        TiledMatmul(g, f"{name}_", tiles, "bfloat16", x, y=result, **options).add()
 
 
 @graph_function
@@ -172,9 +172,9 @@ def in_blocks(g: Graph, *, shapes: Sequence[TileShape], blocks: bool = True) -> 
     between = g.local("between", (m, n), "bfloat16")
     first, second = (tiles_of_dims(g, f"{name}_", shapes, m) for name in ("w", "v"))
     matmul = TiledMatmul(g, "w_", first, "bfloat16", x, [w], between)
-    done = matmul.complete("done", first.rows if blocks else m)
+    block_events = matmul.complete("done", first.rows if blocks else m)
     matmul.add()
-    TiledMatmul(g, "v_", second, "bfloat16", between, [v], y).add(done)
+    TiledMatmul(g, "v_", second, "bfloat16", between, [v], y).add(block_events)
 
 
 @graph_function
@@ -188,8 +188,8 @@ def chained(g: Graph, *, shapes: Sequence[TileShape]) -> None:
         Tiles(g, f"{name}_tile", shape, shapes)
         for name, shape in zip(("first", "second"), selected, strict=True)
     )
-    blocks = ceildiv(m, first.rows)
-    done = g.events("done", (blocks,), expects=ceildiv(k, first.columns))
+    num_blocks = ceildiv(m, first.rows)
+    block_events = g.events("done", (num_blocks,), expects=ceildiv(k, first.columns))
     for name, tiles, source, to in (
         ("first", first, x, half),
         ("second", second, half, y),
@@ -201,7 +201,7 @@ def chained(g: Graph, *, shapes: Sequence[TileShape]) -> None:
             }
         )
         of_x, of_w = tile(i, tiles.rows), tile(j, tiles.columns)
-        event = done[i * tiles.rows // first.rows]
+        event = block_events[i * tiles.rows // first.rows]
         g.call(
             tiles.matmul("bfloat16"),
             grid,

@@ -54,7 +54,7 @@ def permute(
     first = g.local("first", (EXPERTS,), "int32")
     place = g.local("place", (n,), "int32")
     packed = g.local("packed", (n, WIDTH), "float32")
-    planned = g.events("planned", (1,), expects=1)
+    plan_event = g.events("planned", (1,), expects=1)
 
     def wanted(e: Expr) -> Expr:
         return count.load(e) + miscounted
@@ -65,7 +65,7 @@ def permute(
         g.grid(one=1),
         reads=[expert[:]],
         writes=[count[:], first[:], place[:]],
-        notifies=[planned[0]],
+        notifies=[plan_event[0]],
     )
     (i,) = rows = g.grid(i=n)
     g.call(
@@ -73,38 +73,38 @@ def permute(
         rows,
         reads=[x[tile(i, 1), :]],
         writes=[packed[span(place.load(i) + shifted, 1), :]],
-        waits=[planned[0]] if move_waits else [],
+        waits=[plan_event[0]] if move_waits else [],
         notifies=[filled[expert.load(i)]],
     )
     (e,) = experts = g.grid(e=EXPERTS)
-    mine = span(first.load(e), count.load(e))
+    expert_rows = span(first.load(e), count.load(e))
     g.call(
         double_rows,
         experts,
-        reads=[packed[mine, :]],
-        writes=[y[mine, :]],
-        waits=[filled[e], *([planned[0]] if double_waits else [])],
+        reads=[packed[expert_rows, :]],
+        writes=[y[expert_rows, :]],
+        waits=[filled[e], *([plan_event[0]] if double_waits else [])],
     )
 
 
 def inputs(expert: Any) -> dict[str, Array]:
-    chosen = np.array(expert, np.int32)
-    x = np.arange(chosen.size * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
-    return {"expert": chosen, "x": x}
+    experts = np.array(expert, np.int32)
+    x = np.arange(experts.size * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
+    return {"expert": experts, "x": x}
 
 
 def computed(expert: Any) -> dict[str, Array]:
     """The results of the planning task."""
-    chosen = np.array(expert, np.int32)
+    experts = np.array(expert, np.int32)
     count, first, place = (
-        np.zeros(k, np.int32) for k in (EXPERTS, EXPERTS, chosen.size)
+        np.zeros(k, np.int32) for k in (EXPERTS, EXPERTS, experts.size)
     )
-    plan_rows.body(chosen, count, first, place)
+    plan_rows.body(experts, count, first, place)
     return {"count": count, "first": first, "place": place}
 
 
 def reference(expert: Any) -> list[list[float]]:
-    given = inputs(expert)
-    order = np.argsort(given["expert"], kind="stable")
-    rows: list[list[float]] = (2 * given["x"][order]).tolist()
+    arrays = inputs(expert)
+    order = np.argsort(arrays["expert"], kind="stable")
+    rows: list[list[float]] = (2 * arrays["x"][order]).tolist()
     return rows

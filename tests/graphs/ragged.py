@@ -49,11 +49,11 @@ def ragged_attention(g: Graph, *, waits: bool = True) -> None:
         notifies=[scored[0]] if waits else [],
     )
     (s,) = grid = g.grid(s=SEQUENCES)
-    mine = span(first.load(s), count.load(s))
+    sequence_rows = span(first.load(s), count.load(s))
     g.call(
         weigh_rows,
         grid,
-        reads=[scores[mine], values[mine, :]],
+        reads=[scores[sequence_rows], values[sequence_rows, :]],
         writes=[y[s, :]],
         waits=[scored[0]] if waits else [],
     )
@@ -76,15 +76,15 @@ def sequences(seed: int = 0) -> dict[str, Array]:
     rng = np.random.default_rng(seed)
     count = rng.permutation([1, 2, 3, 4]).astype(np.int32)
     floats = {"query": (1, WIDTH), "keys": (ROWS, WIDTH), "values": (ROWS, WIDTH)}
-    given = {n: rng.integers(-9, 9, s).astype("f4") for n, s in floats.items()}
-    return {"first": np.cumsum(count, dtype="i4") - count, "count": count, **given}
+    arrays = {n: rng.integers(-9, 9, s).astype("f4") for n, s in floats.items()}
+    return {"first": np.cumsum(count, dtype="i4") - count, "count": count, **arrays}
 
 
-def attended(given: dict[str, Array]) -> Array:
+def attended(arrays: dict[str, Array]) -> Array:
     """The reference of y."""
-    scores = given["keys"] @ given["query"][0]
-    parts = zip(given["first"], given["count"], strict=True)
-    return np.stack([scores[f : f + c] @ given["values"][f : f + c] for f, c in parts])
+    scores = arrays["keys"] @ arrays["query"][0]
+    parts = zip(arrays["first"], arrays["count"], strict=True)
+    return np.stack([scores[f : f + c] @ arrays["values"][f : f + c] for f, c in parts])
 
 
 def scattered(place: Any) -> dict[str, Array]:

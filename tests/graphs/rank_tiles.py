@@ -40,5 +40,5 @@ def tile_dims(
         "parts": parts,
     }
     names = [dim.name for dim in graph.dims]
-    found = [(n, v) for n in names for end, v in values.items() if n.endswith(end)]
-    return dict(reversed(found))
+    pairs = [(n, v) for n in names for end, v in values.items() if n.endswith(end)]
+    return dict(reversed(pairs))

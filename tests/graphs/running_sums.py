@@ -45,16 +45,16 @@ def running_sums(
     y = g.output("y", (n, WIDTH), "float32")
     summed = g.events("summed", (n,), expects=1)
     copied = g.events("copied", (1,), expects=1)
-    own = g.local("own", (n,), "int32")
+    copy_of_x = g.local("own", (n,), "int32")
     if kind == "local":
-        writes, notifies = [own[:]], [copied[0].when(n > 0)]
+        writes, notifies = [copy_of_x[:]], [copied[0].when(n > 0)]
         whole = g.grid(one=1)
         g.call(push_rows(), whole, reads=[joins[:]], writes=writes, notifies=notifies)
 
     def joined(row: Expr) -> Expr:
         if kind == "dims":
             return row % SEGMENT
-        return (joins if kind == "input" else own).load(row)
+        return (joins if kind == "input" else copy_of_x).load(row)
 
     (i,) = grid = g.grid(i=n)
     before, after = summed[i - 1], summed[i]
@@ -84,10 +84,10 @@ def sums_over_ranks(g: Graph) -> None:
     carry = g.symmetric("carry", (1, WIDTH), "float32")
     came = g.events("came", (1,), expects=1, cross_rank=True)
     summed = g.events("summed", (n,), expects=1)
-    one, before = g.grid(one=1), carry[span(0, minimum(g.rank, 1)), :]
+    single, before = g.grid(one=1), carry[span(0, minimum(g.rank, 1)), :]
     g.call(
         add_before,
-        one,
+        single,
         name="first",
         reads=[x[0, :], before],
         writes=[y[0, :]],
@@ -107,7 +107,7 @@ def sums_over_ranks(g: Graph) -> None:
     to = carry.on(minimum(g.rank + 1, last))
     g.call(
         push_rows(),
-        one,
+        single,
         reads=[y[span(n - 1, is_sent), :]],
         writes=[to[span(0, is_sent), :]],
         waits=[summed[n - 1]],
@@ -123,11 +123,11 @@ def inputs(n: int, seed: int = 0) -> dict[str, Array]:
     return {"x": x, "joins": joins}
 
 
-def reference(given: dict[str, Array], kind: str) -> Array:
-    joins = given["joins"]
+def reference(arrays: dict[str, Array], kind: str) -> Array:
+    joins = arrays["joins"]
     if kind == "dims":
         joins = np.arange(len(joins)) % SEGMENT
-    y = given["x"].copy()
+    y = arrays["x"].copy()
     for row in np.flatnonzero(joins):
         y[row] += y[row - 1]
     return y

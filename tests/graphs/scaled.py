@@ -117,12 +117,12 @@ def blocks_by_hand(rows: int) -> tuple[dict[str, Host], Host, tuple[int, int, in
     scales = np.exp2(np.arange(4 * 5).reshape(4, 5) % 9 - 4).astype(np.float32)
     scales[1, 1], scales[2, 3], scales[3, 4] = 0, np.nan, -2
     of_blocks = np.repeat(scales, [128, 128, 128, 8], 0) * [128, 128, 128, 128, 16]
-    given = {
+    arrays = {
         "x": np.ones((rows, k), numpy_dtype("bfloat16")),
         "w": np.ones((n, k), numpy_dtype(E4M3)),
         "w_scales": scales,
     }
-    return given, of_blocks, (rows, n, k)
+    return arrays, of_blocks, (rows, n, k)
 
 
 def cancelling_codes(
@@ -139,8 +139,8 @@ def cancelling_codes(
 def quantized_mlp(x: Host, gate: Host, up: Host, down: Host) -> Answer:
     """The MLP with float8 activations, by weights in fp64."""
     rows = dequantized_rows(x)
-    left = answer_of(rows, gate).expected
-    active = (silu(left) * answer_of(rows, up).expected).astype(x.dtype)
+    gate_rows = answer_of(rows, gate).expected
+    active = (silu(gate_rows) * answer_of(rows, up).expected).astype(x.dtype)
     return answer_of(dequantized_rows(active), down)
 
 
@@ -150,16 +150,16 @@ def mlp(
     """For mlp_tiles_graph. tilings: of gate_up and of down."""
     rng, shares, inputs = np.random.default_rng(3), [], []
     for _ in range(ranks):
-        given: dict[str, Any] = {"x": draw(rng, (rows, hidden), "bfloat16", 0.5)}
+        arrays: dict[str, Any] = {"x": draw(rng, (rows, hidden), "bfloat16", 0.5)}
         share = []
         for name in ("gate", "up", "down"):
             shape = (hidden, inner) if name == "down" else (inner, hidden)
             codes, scales, w = draw_scaled(rng, *shape, scaling, 2**-12)
-            given |= {name: codes, f"{name}_scales": scales}
+            arrays |= {name: codes, f"{name}_scales": scales}
             share.append(w)
-        inputs.append(given)
+        inputs.append(arrays)
         shares.append((share[0], share[1], share[2]))
     dims = {"rows": rows, "hidden": hidden, "inner": inner}
     for name, tiling in zip(("gate_up_", "down_"), tilings, strict=True):
         dims |= dims_of(tiling, name)
-    return inputs, reference([given["x"] for given in inputs], shares), dims
+    return inputs, reference([arrays["x"] for arrays in inputs], shares), dims

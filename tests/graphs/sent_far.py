@@ -39,21 +39,21 @@ def sent_far(
     which is wrong. keep: z is x, by tasks that do not wait."""
     n = g.dims("n")
     x, y = g.input("x", (n,), dtype), g.output("y", (n,), dtype)
-    box, own = (g.symmetric(name, (n,), dtype) for name in ("box", "own"))
+    box, local_rows = (g.symmetric(name, (n,), dtype) for name in ("box", "own"))
     expects = g.input("count", (8,), "int32").load(0) if counts else 1
     came = g.events("came", (1,), expects=expects, cross_rank=True)
     ready = g.events("ready", (1,), expects=1)
-    rank, copy, one = to(g), copy or push_rows(), g.grid(i=1)
+    rank, copy, grid = to(g), copy or push_rows(), g.grid(i=1)
 
     def add(f: DeviceFunction, name: str, of: Tensor, to: Tensor, **events) -> None:
-        g.call(f, one, name=name, reads=[of[:]], writes=[to[:]], **events)
+        g.call(f, grid, name=name, reads=[of[:]], writes=[to[:]], **events)
 
-    add(copy, "keep", x, own, notifies=[ready[0]])
+    add(copy, "keep", x, local_rows, notifies=[ready[0]])
     g.call(
         send or push_far(),
-        one,
+        grid,
         name="send",
-        reads=[own[:]],
+        reads=[local_rows[:]],
         writes=[box.on(rank)[:]],
         waits=[ready[0]],
         notifies=[came.on(rank)[0]],
@@ -61,8 +61,8 @@ def sent_far(
     if overwrites:
         # The partner's rows show that it has begun, not that this rank's have left.
         moved = g.events("moved", (1,), expects=1)
-        add(copy, "again", box, own, waits=[came[0]], notifies=[moved[0]])
-        add(copy, "take", own, y, waits=[moved[0]])
+        add(copy, "again", box, local_rows, waits=[came[0]], notifies=[moved[0]])
+        add(copy, "take", local_rows, y, waits=[moved[0]])
     else:
         add(copy, "take", box, y, waits=[came[0]])
     if keep:
@@ -77,19 +77,19 @@ def send_rows() -> GraphFunction:
         events ready [rows] expects 1
         cross-rank events come [rows] expects 1
     """
-    next_host, staged, arrived = (
+    next_host, staged, arrivals = (
         "on((rank + 1) % ranks)",
         "staged[i, :]",
         "arrived[i, :]",
     )
     fill = {"reads": ["x rows[i] n float32"], "writes": [staged]}
     send = {"reads": [staged], "writes": [f"arrived.{next_host}[i, :]"]}
-    sent = {"waits": ["ready[i]"], "notifies": [f"come.{next_host}[i]"]}
-    use = {"reads": [arrived], "writes": ["y rows[i] n float32"]}
+    events = {"waits": ["ready[i]"], "notifies": [f"come.{next_host}[i]"]}
+    use = {"reads": [arrivals], "writes": ["y rows[i] n float32"]}
     filler, by_row = push_rows(lane="tensor"), {"grid": "i: rows"}
     tasks = [
         Task(filler, name="fill", notifies=["ready[i]"], **fill, **by_row),
-        Task(push_far(), name="send", **send, **sent, **by_row),
+        Task(push_far(), name="send", **send, **events, **by_row),
         Task(push_rows(), name="use", waits=["come[i]"], **use, **by_row),
     ]
     return calls(2, tasks=tasks, dims="rows n", parts=parts, local_size=1)

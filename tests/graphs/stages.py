@@ -66,22 +66,22 @@ def copied(
     """y is x, by copies one after the other, each after all tasks of the one before.
     copies: the functions, and rows of their tasks. extra: so many notifications more
     are expected by the second one, which is wrong."""
-    n, rest = g.dims("n"), (slice(None),) * len(columns)
-    source, done = g.input("x", (n, *columns), "bfloat16"), []
-    for number, (function, size) in enumerate(copies):
-        is_last = number == len(copies) - 1
-        name, make = ("y", g.output) if is_last else (f"half_{number}", g.local)
+    n, other_axes = g.dims("n"), (slice(None),) * len(columns)
+    source, copy_events = g.input("x", (n, *columns), "bfloat16"), []
+    for copy_idx, (function, size) in enumerate(copies):
+        is_last = copy_idx == len(copies) - 1
+        name, make = ("y", g.output) if is_last else (f"half_{copy_idx}", g.local)
         to = make(name, (n, *columns), "bfloat16")
-        parts = g.let(f"parts_{number}", ceildiv(n, size))
-        expects = parts + (extra if number == 0 else 0)
-        waits, done = done, []
+        num_parts = g.let(f"parts_{copy_idx}", ceildiv(n, size))
+        expects = num_parts + (extra if copy_idx == 0 else 0)
+        waits, copy_events = copy_events, []
         if not is_last:
-            done = [g.events(f"copied_{number}", (1,), expects=expects)[0]]
-        (i,) = grid = g.grid(i=parts)
-        own = (tile(i, size), *rest)
-        ends = {"reads": [source[own]], "writes": [to[own]]}
-        events = {"waits": waits, "notifies": done}
-        g.call(function, grid, name=f"copy_{number}", **ends, **events)
+            copy_events = [g.events(f"copied_{copy_idx}", (1,), expects=expects)[0]]
+        (i,) = grid = g.grid(i=num_parts)
+        region = (tile(i, size), *other_axes)
+        ends = {"reads": [source[region]], "writes": [to[region]]}
+        events = {"waits": waits, "notifies": copy_events}
+        g.call(function, grid, name=f"copy_{copy_idx}", **ends, **events)
         source = to
 
 
@@ -127,14 +127,14 @@ def gathered_last(world_size: int) -> GraphFunction:
 
 def gathered(k: int, n: int) -> Given:
     rng = np.random.default_rng(11)
-    x, both = draw(rng, (ROWS, k), "bfloat16"), draw(rng, (1, 2 * n, k), "bfloat16")
+    x, gate_up = draw(rng, (ROWS, k), "bfloat16"), draw(rng, (1, 2 * n, k), "bfloat16")
     tokens = rng.integers(0, ROWS, ROWS).astype(np.int32)
-    rows, weights = x[tokens].astype(np.float32), both[0].astype(np.float32)
+    rows, weights = x[tokens].astype(np.float32), gate_up[0].astype(np.float32)
     gate, up = np.split(rows @ weights.T, 2, axis=1)
     y = silu(gate) * up
     magnitude = np.prod(np.split(np.abs(rows) @ np.abs(weights).T, 2, axis=1), axis=0)
     return (
-        [{"x": x, "both": both, "tokens": tokens}],
+        [{"x": x, "both": gate_up, "tokens": tokens}],
         [Answer(y, magnitude + np.abs(y))],
         {"k": k, "n": n},
     )

@@ -26,7 +26,7 @@ def summed(g: Graph, *, shapes: Sequence[TileShape], shift: int = 0) -> None:
     slots = g.symmetric("slots", (world, m, n), "bfloat16")
     tiles = Tiles(g, "tile", shape, shapes, has_peers=True)
     of = tile_grid(g, "", (m, n), tiles.rows, tiles.columns)
-    arrived = g.events(
+    arrivals = g.events(
         "arrived", (1,), expects=world * of.down * of.across, cross_rank=True
     )
     ranks = [(g.rank + d) % world for d in range(1, world)]
@@ -37,7 +37,7 @@ def summed(g: Graph, *, shapes: Sequence[TileShape], shift: int = 0) -> None:
         of.grid,
         reads=[x[of.rows, :], w[of.columns, :]],
         writes=[slots[slot], *(slots.on(rank)[moved] for rank in ranks)],
-        notifies=[arrived[0], *(arrived.on(rank)[0] for rank in ranks)],
+        notifies=[arrivals[0], *(arrivals.on(rank)[0] for rank in ranks)],
         order=of.order,
         values=tiles.values,
     )
@@ -47,7 +47,7 @@ def summed(g: Graph, *, shapes: Sequence[TileShape], shift: int = 0) -> None:
         grid,
         reads=[slots[:, span(r, 1), :]],
         writes=[y[span(r, 1), :]],
-        waits=[arrived[0]],
+        waits=[arrivals[0]],
     )
 
 
@@ -58,7 +58,7 @@ def summed_given(ranks: int, m: int, n: int, k: int) -> Any:
         {"x": draw(rng, (m, k), "bfloat16"), "w": draw(rng, (n, k), "bfloat16")}
         for _ in range(ranks)
     ]
-    pairs = [[a.astype(np.float32) for a in one.values()] for one in inputs]
+    pairs = [[a.astype(np.float32) for a in arrays.values()] for arrays in inputs]
     total = sum(x @ w.T for x, w in pairs)
     most = sum(np.abs(x) @ np.abs(w).T for x, w in pairs)
     return inputs, [Answer(total, most)] * ranks

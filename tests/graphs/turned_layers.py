@@ -30,7 +30,7 @@ def turned_layers(g: Graph) -> None:
     product = g.state("product", (layers, ROWS, N), "bfloat16")
     turned = g.state("turned", ((layers + 1) * ROWS, N), "bfloat16")
     ready = g.events("ready", (layers + 1,), expects=ROWS)
-    done = g.events("done", (layers,), expects=1)
+    layer_events = g.events("done", (layers,), expects=1)
     (r,) = rows = g.grid(r=ROWS)
     g.call(turn_row, rows, name="begin", reads=[x[r : r + 1, :]],
            writes=[turned[r : r + 1, :]], notifies=[ready[0]])  # fmt: skip
@@ -43,7 +43,7 @@ def turned_layers(g: Graph) -> None:
             reads=[turned[span(layer * ROWS, ROWS), :], w[layer, 0 : WIDE.columns, :]],
             writes=[product[layer, 0:ROWS, 0 : WIDE.columns]],
             waits=[ready[layer]],
-            notifies=[done[layer]],
+            notifies=[layer_events[layer]],
         )
         (i,) = grid = g.grid(j=ROWS)
         g.call(
@@ -51,7 +51,7 @@ def turned_layers(g: Graph) -> None:
             grid,
             reads=[product[layer, i : i + 1, :]],
             writes=[turned[span((layer + 1) * ROWS + i, 1), :]],
-            waits=[done[layer]],
+            waits=[layer_events[layer]],
             notifies=[ready[layer + 1]],
         )
     g.call(turn_row, g.grid(one=1), name="last",
@@ -65,25 +65,25 @@ def layers_to_turn(layers: int) -> dict[str, np.ndarray]:
     rng, dtype = np.random.default_rng(layers), numpy_dtype("bfloat16")
     x = rng.integers(-2, 3, (ROWS, N))
     w = np.stack([np.eye(N)[rng.permutation(N)] for _ in range(layers)])
-    given = {"x": x.astype(dtype), "w": w.astype(dtype)}
+    arrays = {"x": x.astype(dtype), "w": w.astype(dtype)}
     product = np.zeros((layers, ROWS, N), dtype)
     return {
-        **given,
+        **arrays,
         "product": product,
         "turned": np.zeros(((layers + 1) * ROWS, N), dtype),
     }
 
 
-def products_of(given: dict[str, np.ndarray]) -> list[np.ndarray]:
+def products_of(arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     """The product of each layer."""
-    rows, products = given["x"].astype(np.float32)[:, ::-1], []
-    for w in given["w"].astype(np.float32):
+    rows, products = arrays["x"].astype(np.float32)[:, ::-1], []
+    for w in arrays["w"].astype(np.float32):
         products.append(rows @ w.T)
         rows = products[-1][:, ::-1]
     return products
 
 
 def turned() -> Given:
-    given = layers_to_turn(3)
-    y = products_of(given)[-1][:1]
-    return [given], [Answer(y, np.abs(y))], {"layers": 3}
+    arrays = layers_to_turn(3)
+    y = products_of(arrays)[-1][:1]
+    return [arrays], [Answer(y, np.abs(y))], {"layers": 3}

@@ -38,27 +38,27 @@ def take(box, y):
 def tripled_ring(g: Graph) -> None:
     """y = 3 * the previous rank's x; the tiles to wait for are an input."""
     n = g.dims("n")
-    tiles = g.let("tiles", n // 4)
+    num_tiles = g.let("tiles", n // 4)
     x = g.input("x", (n, 8), "float16")
     table = g.input("table", (4,), "int32")
     y = g.output("y", (n, 8), "float16")
     box = g.symmetric("box", (n, 8), "float16")
     here = g.events(
         "here",
-        (tiles, 2),
+        (num_tiles, 2),
         expects=lambda i, part: minimum(table.load(part), 1),
         cross_rank=True,
     )
-    done = g.events("done", (1,), expects=tiles)
+    tile_event = g.events("done", (1,), expects=num_tiles)
     following = (g.rank + 1) % g.world_size
-    (i,) = grid = g.grid(i=tiles)
+    (i,) = grid = g.grid(i=num_tiles)
     g.call(
         scale,
         grid,
         reads=[x[tile(i, 4), :], table[:]],
         writes=[box.on(following)[tile(i, 4), :]],
         notifies=[here.on(following)[i, part] for part in (0, 1)],
-        order=lambda t: (tiles - 1 - t,),
+        order=lambda t: (num_tiles - 1 - t,),
         pace=n * 2,
     )
     g.call(
@@ -67,7 +67,7 @@ def tripled_ring(g: Graph) -> None:
         reads=[box[tile(i, 4), :]],
         writes=[y[tile(i, 4), :]],
         waits=[here[i, 0], here[i, 1]],
-        notifies=[done[0]],
+        notifies=[tile_event[0]],
     )
 
 
@@ -80,7 +80,7 @@ def scattered(g: Graph) -> None:
     x = g.input("x", (n, 4), "float32")
     box = g.symmetric("box", (n, 4), "float32")
     free = g.events("free", (n,), expects=1)
-    counted = g.events("counted", (n, 2), expects=lambda i, k: table.load(i) + k)
+    count_events = g.events("counted", (n, 2), expects=lambda i, k: table.load(i) + k)
     here = g.events("here", (n,), expects=1, cross_rank=True)
     (i,) = grid = g.grid(i=n)
     g.call(
@@ -91,8 +91,8 @@ def scattered(g: Graph) -> None:
             x[span(at.load(i, 1), n), span(4 * i, 4)],
         ],
         writes=[box.on(at.load(i, 1))[span(table.load(0) // table.load(i), 1), :]],
-        waits=[counted[table.load(i) - 1, minimum(i, 1)], free[i]],
-        notifies=[here.on(at.load(0, 0))[at.load(i, 1)], counted[i, 0]],
+        waits=[count_events[table.load(i) - 1, minimum(i, 1)], free[i]],
+        notifies=[here.on(at.load(0, 0))[at.load(i, 1)], count_events[i, 0]],
     )
 
 
@@ -101,7 +101,7 @@ def three_matmuls(world_size: int) -> GraphFunction:
     by one as the first again."""
     narrow = TileShape(64, 64, swapped=True)
     tasks = []
-    for number, (name, shape, w_layout) in enumerate(
+    for matmul_idx, (name, shape, w_layout) in enumerate(
         [("nk", SINGLE, "nk"), ("kn", SINGLE, "kn"), ("narrow", narrow, "nk"),
          ("again", SINGLE, "nk")]
     ):  # fmt: skip
@@ -109,7 +109,7 @@ def three_matmuls(world_size: int) -> GraphFunction:
         w = f"w {columns} k" if w_layout == "nk" else f"w_kn k {columns}"
         operands = [f"x {rows} k bfloat16", f"{w} bfloat16"]
         function = partial(dense, shape=shape, w_layout=w_layout, name=name)
-        y = f"y 4[{number}] {rows} {columns} bfloat16"
+        y = f"y 4[{matmul_idx}] {rows} {columns} bfloat16"
         tasks.append(Task(function, operands, [y], name=name))
     return calls(world_size, tasks=tasks, dims="rows n k")
 

@@ -74,19 +74,19 @@ def test_copy_of_the_package_is_replaced_by_the_checkout(checkout):
 def test_broken_environment_of_its_own_is_made_anew(checkout):
     prepare(checkout)
     (checkout / ".venv" / "bin" / "python").unlink()
-    done = prepare(checkout)
-    assert done.returncode == 0
-    assert "making .venv with" in done.stderr
+    process = prepare(checkout)
+    assert process.returncode == 0
+    assert "making .venv with" in process.stderr
     assert installs(checkout) == 2
 
 
 def test_broken_environment_of_the_user_is_refused_and_kept(checkout):
     (checkout / ".venv").mkdir()
     (checkout / ".venv" / "kept").touch()
-    done = prepare(checkout)
-    assert done.returncode == 1
-    assert "was not made by this script" in done.stderr
-    assert f"remove or rename {checkout}/.venv" in done.stderr
+    process = prepare(checkout)
+    assert process.returncode == 1
+    assert "was not made by this script" in process.stderr
+    assert f"remove or rename {checkout}/.venv" in process.stderr
     assert (checkout / ".venv" / "kept").exists()
 
 
@@ -101,8 +101,8 @@ def extra(name: str) -> set[str]:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*extras["dependencies"], *extras["optional-dependencies"][name]]
     packages = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in lines}
-    named = [re.match(r"etc-dist\[(.*)\]", line) for line in lines]
-    inner = [part for match in named if match for part in match[1].split(",")]
+    matches = [re.match(r"etc-dist\[(.*)\]", line) for line in lines]
+    inner = [part for match in matches if match for part in match[1].split(",")]
     return packages.union(*map(extra, inner))
 
 
@@ -114,9 +114,9 @@ def modules_of_others() -> set[str]:
     )
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     texts = [path.read_text() for path in paths]
-    modules = {max(found) for text in texts for found in pattern.findall(text)}
-    own = {*FOLDERS, *(path.stem for path in LAUNCH.glob("*.py"))}
-    return modules - sys.stdlib_module_names - own
+    modules = {max(groups) for text in texts for groups in pattern.findall(text)}
+    own_names = {*FOLDERS, *(path.stem for path in LAUNCH.glob("*.py"))}
+    return modules - sys.stdlib_module_names - own_names
 
 
 def test_extra_test_has_all_packages_of_the_tests():

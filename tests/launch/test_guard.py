@@ -23,10 +23,10 @@ def test_an_order_may_come_before_the_input(tmp_path):
         job.settimeout(30)
         job.sendall(guard.TERMINATE)
         socket.send_fds(job, [guard.INPUT], [])
-        received = b""
-        while b"143" not in received:
+        output = b""
+        while b"143" not in output:
             data = job.recv(1 << 16)
             assert data
-            received += data
+            output += data
         job.sendall(guard.RELEASE)
         assert process.wait(timeout=30) == 143

@@ -45,14 +45,16 @@ def test_marked_tests_run_where_they_can(options, gpus, words, tmp_path):
     for name in ("CUDA_VISIBLE_DEVICES", "ETC_DIST_BACKEND", "LAUNCH_OUTCOMES"):
         environment.pop(name, None)
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml")]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "-p", "no:cacheprovider", str(tmp_path), *options],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
     )
-    assert all(part in done.stdout for part in words), done.stdout + done.stderr
+    assert all(part in process.stdout for part in words), (
+        process.stdout + process.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_a_marker_with_an_unknown_argument_is_refused(mark, words):
 
 
 @pytest.mark.parametrize(
-    ("named", "sizes", "sizes_of_all"),
+    ("numbers", "sizes", "sizes_of_all"),
     [
         ([], [2, 3, 8], [1, 2, 3, 4, 8]),
         ([1], [1, 3, 8], [1, 2, 3, 4, 8]),
@@ -85,7 +87,9 @@ def test_a_marker_with_an_unknown_argument_is_refused(mark, words):
         ([4], [4, 8], [4, 8]),
     ],
 )
-def test_a_test_runs_on_the_numbers_of_ranks_that_it_names(named, sizes, sizes_of_all):
+def test_a_test_runs_on_the_numbers_of_ranks_that_it_names(
+    numbers, sizes, sizes_of_all
+):
     """Every number that no test may name takes all tests that can run on it."""
     for is_all, expected in ((False, sizes), (True, sizes_of_all)):
-        assert [n for n in (1, 2, 3, 4, 8) if runs_here(named, n, is_all)] == expected
+        assert [n for n in (1, 2, 3, 4, 8) if runs_here(numbers, n, is_all)] == expected

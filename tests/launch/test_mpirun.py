@@ -30,7 +30,7 @@ def launch(
     """Exit code and output of a Python program on some ranks, which must end long
     before they would by themselves, in a minute. `text` is the standard input."""
     command = [sys.executable, str(MPIRUN), "-n", str(ranks), *options]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "python", "-c", f"{RANK}\n{source}"],
         input=text,
         stdout=subprocess.PIPE,
@@ -38,7 +38,7 @@ def launch(
         text=True,
         timeout=40,
     )
-    return done.returncode, done.stdout
+    return process.returncode, process.stdout
 
 
 def test_lines_bear_their_rank_and_are_never_mixed():
@@ -61,7 +61,7 @@ fail(2)
     traces = [line for line in output.splitlines() if not line.startswith("[mpirun]")]
     ranks = [line[6] for line in traces]
     assert code == 1
-    assert len([1 for one, two in pairwise(ranks) if one != two]) == 2
+    assert len([1 for rank, next_rank in pairwise(ranks) if rank != next_rank]) == 2
     last = {line[1:7]: line[9:] for line in traces}
     like = [r for r in (0, 1) if "the same traceback as" in last[f"rank {r}"]]
     assert len(like) == 1 and ranks.count(str(like[0])) == 1
@@ -93,12 +93,12 @@ def test_ranks_form_one_world_of_the_size_asked_for():
 
 def test_ranks_share_the_cores_and_gpus_where_the_option_says_so(monkeypatch):
     monkeypatch.delenv("ETC_DIST_SHARE_GPU", raising=False)
-    cores = len(os.sched_getaffinity(0))
-    share = cores // 2 or cores
+    num_cores = len(os.sched_getaffinity(0))
+    share = num_cores // 2 or num_cores
     names = "os.environ['OMP_NUM_THREADS'], os.environ.get('ETC_DIST_SHARE_GPU')"
     source = f"print(len(os.sched_getaffinity(0)), {names})"
     assert f"[rank 0] {share} 1 None\n" in launch(source)[1]
-    assert launch(source, "--share-gpu", ranks=1)[1] == f"[rank 0] {cores} 1 1\n"
+    assert launch(source, "--share-gpu", ranks=1)[1] == f"[rank 0] {num_cores} 1 1\n"
 
 
 def test_exit_code_of_the_failed_rank_is_ours():
@@ -339,11 +339,11 @@ def test_interrupt_after_a_failure_ends_the_others():
 def test_output_to_a_full_device_ends_the_job_with_a_line():
     command = [sys.executable, str(MPIRUN), "-n", "2", "echo", "line"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
+        process = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=40
         )
-    assert done.returncode == 1
-    assert done.stderr == (
+    assert process.returncode == 1
+    assert process.stderr == (
         "[mpirun] the job is ended: [Errno 28] No space left on device\n"
     )
 
@@ -351,11 +351,11 @@ def test_output_to_a_full_device_ends_the_job_with_a_line():
 @pytest.mark.parametrize("closed", ["0", "1", "2"])
 def test_a_closed_output_is_refused_and_a_closed_input_is_empty(closed):
     command = f"exec {sys.executable} {MPIRUN} -n 2 cat {closed}>&-"
-    done = subprocess.run(
+    process = subprocess.run(
         ["sh", "-c", command], capture_output=True, text=True, timeout=40
     )
-    assert done.returncode == (0 if closed == "0" else 2)
-    assert ("is closed" in done.stderr) is (closed == "1")
+    assert process.returncode == (0 if closed == "0" else 2)
+    assert ("is closed" in process.stderr) is (closed == "1")
 
 
 IN_FINALLY = """
@@ -387,9 +387,9 @@ def test_interrupt_gives_ranks_time_and_a_second_one_ends_them(
         lines += [launcher.stdout.readline() for _ in range(2)]
         if interrupts == 2:
             launcher.send_signal(signal.SIGINT)
-        rest = launcher.stdout.read()
+        output = launcher.stdout.read()
     assert ["begins" in line for line in lines] == [False, False, True, True]
-    assert rest.count("ends") == ends
+    assert output.count("ends") == ends
     assert launcher.returncode == 128 + signal.SIGINT
     if interrupts == 1 and not ends:
         assert time.monotonic() - began >= 2.0
@@ -445,14 +445,14 @@ def test_interrupt_before_any_rank_has_begun_ends_the_job_at_once(tmp_path):
 
 
 def test_command_that_does_not_exist_is_named():
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(MPIRUN), "-n", "1", "no-such-program"],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 127
-    assert "[rank 0] cannot start no-such-program" in done.stderr
+    assert process.returncode == 127
+    assert "[rank 0] cannot start no-such-program" in process.stderr
 
 
 def test_a_rank_that_begins_after_a_signal_gets_it(tmp_path, monkeypatch):

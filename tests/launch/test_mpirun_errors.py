@@ -63,27 +63,27 @@ def test_too_many_ranks_are_refused(monkeypatch, tmp_path, hosts, cores):
 
 def test_many_ranks_are_refused_before_anything_is_started(tmp_path):
     missing = tmp_path / "none"  # fails at once where the ranks are not refused
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(MPIRUN), "-n", "99999", "true"],
         env=os.environ | {"LAUNCH_MPIRUN": str(missing)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 2
+    assert process.returncode == 2
     for part in ("too many ranks", "where:", "wanted:", "got:    99999", "to do:"):
-        assert part in done.stderr
+        assert part in process.stderr
 
 
 def test_hosts_that_open_mpi_cannot_pretend_are_refused(tmp_path):
     mpirun = tmp_path / "mpirun"
     mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n")
     mpirun.chmod(0o755)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(MPIRUN), "-n", "2", "--pretend-hosts", "2", "true"],
         env=os.environ | {"LAUNCH_MPIRUN": str(mpirun)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1
+    assert process.returncode == 1
     for part in ("by MPICH only", "where:", "wanted:", "got:", "to do:"):
-        assert part in done.stderr
+        assert part in process.stderr

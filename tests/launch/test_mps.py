@@ -127,13 +127,13 @@ def test_server_ends_when_the_launcher_is_killed(control):
 
 def test_servers_of_others_are_left_alone(control):
     control()
-    other = start("time.sleep(60)")
-    line = other.stdout.readline()
+    server = start("time.sleep(60)")
+    line = server.stdout.readline()
     start("").communicate(timeout=60)
-    assert other.poll() is None
+    assert server.poll() is None
     assert is_alive(server_in(line)[0])
-    other.terminate()
-    other.communicate(timeout=60)
+    server.terminate()
+    server.communicate(timeout=60)
     assert_gone(line)
 
 

@@ -49,23 +49,23 @@ def test_slurm_job_has_a_rank_for_each_gpu_of_each_node(nodes, tmp_path):
         "SLURM_JOB_NODELIST": "node-[0-1]",
     }
     command = ["bash", str(LAUNCH / "slurm.sbatch"), "sh", "-c"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "echo $PMI_RANK of $PMI_SIZE on $ETC_DIST_HOST"],
         env=os.environ | variables,
         capture_output=True,
         text=True,
         timeout=40,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.splitlines()) == [
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert sorted(process.stdout.splitlines()) == [
         f"[rank {rank}] {rank} of {2 * nodes} on node-{rank // 2}"
         for rank in range(2 * nodes)
     ]
 
 
 def test_open_mpi_places_ranks_by_host_and_passes_the_environment(tmp_path):
-    given = 'printf "%s\\n" "$@" > "$0.given"'
-    write_commands(tmp_path, mpirun=f"echo Open MPI 5.0.11\n{given}")
+    command = 'printf "%s\\n" "$@" > "$0.given"'
+    write_commands(tmp_path, mpirun=f"echo Open MPI 5.0.11\n{command}")
     hosts = tmp_path / "hosts"
     hosts.write_text("host-0\nhost-1\n")
     options = ["-n", "4", "--per-host", "2", "--hostfile", str(hosts), "--share-gpu"]
@@ -109,12 +109,12 @@ def test_ranks_of_other_hosts_need_not_report(command, code, text, tmp_path):
     mpirun.chmod(0o755)
     hosts.write_text("host-0\nhost-1\n")
     options = ["-n", "2", "--hostfile", str(hosts), "--grace", "0"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(LAUNCH / "mpirun"), *options, "sh", "-c", command],
         env=os.environ | {"LAUNCH_MPIRUN": str(mpirun)},
         capture_output=True,
         text=True,
         timeout=40,
     )
-    assert done.returncode == code
-    assert text in done.stderr and bool(text) == bool(done.stderr)
+    assert process.returncode == code
+    assert text in process.stderr and bool(text) == bool(process.stderr)

@@ -34,8 +34,8 @@ def test_failure_in_one_run_is_named_with_its_run():
 
 
 def test_test_that_every_run_skipped_is_a_failure():
-    skipped = (Outcome("a", "skipped", reason="no reason"),)
-    verdict = judge(skipped, skipped)
+    outcomes = (Outcome("a", "skipped", reason="no reason"),)
+    verdict = judge(outcomes, outcomes)
     assert verdict.line() == "0 passed, 1 failed, 0 skipped"
     assert verdict.complaints == ("every run: a was skipped (no reason)",)
 
@@ -49,8 +49,8 @@ def test_test_that_every_run_skipped_is_a_failure():
     ],
 )
 def test_only_lack_of_gpus_excuses_a_skip(gpus, devices, verdict):
-    skipped = (Outcome("a", "skipped", devices=devices),)
-    assert judge(skipped, skipped, gpus=gpus).line() == verdict
+    outcomes = (Outcome("a", "skipped", devices=devices),)
+    assert judge(outcomes, outcomes, gpus=gpus).line() == verdict
 
 
 def test_a_whole_suite_without_exhaustive_tests_is_a_failure_of_all():
@@ -160,11 +160,13 @@ time.sleep({rest})
 """
 
 
-@pytest.mark.parametrize(("tests", "rest", "is_ended"), [(10, 0, False), (1, 60, True)])
+@pytest.mark.parametrize(
+    ("tests", "end_time", "is_ended"), [(10, 0, False), (1, 60, True)]
+)
 def test_a_run_is_ended_where_no_test_ends_however_long_it_lasts(
-    tests, rest, is_ended, monkeypatch
+    tests, end_time, is_ended, monkeypatch
 ):
-    slow = [sys.executable, "-c", SLOW.format(tests=tests, rest=rest)]
+    slow = [sys.executable, "-c", SLOW.format(tests=tests, rest=end_time)]
     monkeypatch.setattr(suite.Run, "command", lambda *_: slow)
     [result] = suite.execute_all([suite.Run("one process")], [], 6.0, whole=False)
     fault = "was ended, as no test had begun or ended for 6 s"

@@ -26,7 +26,7 @@ from tests.ops.arrays import Arrays
 
 class DenseRows:
     """An MLP on this world's ranks; every rank draws the weights and rows of all.
-    gathered: the rows of all ranks up to which several ranks gather them first."""
+    most_gathered: the rows of all ranks up to which several ranks gather them first."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class ExpertRows(DenseRows):
 
 KINDS: dict[str, tuple[type[DenseRows], dict[str, Any], str, int]] = {
     "mlp": (DenseRows, {}, "mlp_tiles_graph", 2),
-    "mlp many rows": (DenseRows, {"gathered": 0}, "mlp_graph", 2),
+    "mlp many rows": (DenseRows, {"most_gathered": 0}, "mlp_graph", 2),
     "moe": (ExpertRows, {}, "moe_graph", 1),
     "moe few tokens": (
         ExpertRows,

@@ -49,7 +49,7 @@ def test_large_gates_make_the_result_exact(world, arrays):
 
 @pytest.mark.mpi(ranks=[2])
 def test_gathered_and_many_rows_take_turns(make, arrays, world, compiled):
-    layer, most = make("mlp", 264, 136, gathered=64), 64 // world.size
+    layer, most = make("mlp", 264, 136, most_gathered=64), 64 // world.size
     # Without synchronising in between.
     calls = [layer.rows(count) for count in (1, most + 1, most, 300, 2)]
     names = []
@@ -65,7 +65,7 @@ def test_gathered_and_many_rows_take_turns(make, arrays, world, compiled):
 
 @pytest.mark.mpi(ranks=[1])
 def test_one_rank_has_one_program(one_rank, make, compiled):
-    layer = make("mlp", 40, 24, gathered=64)
+    layer = make("mlp", 40, 24, most_gathered=64)
     layer.check(65)
     assert compiled == [TILES]
     text = layer.layer.show(rows=65)
@@ -124,7 +124,7 @@ def test_memory_is_for_any_number_of_gathered_rows(schedule, world_size, first, 
 
 @pytest.mark.mpi(ranks=[2])
 def test_ranks_that_would_run_other_programs_are_refused(make, world):
-    layer = make("mlp", 40, 24, gathered=64)
+    layer = make("mlp", 40, 24, most_gathered=64)
     x, out, _ = layer.rows(1 if world.rank == 0 else 64)
     with pytest.raises(ArgumentError, match="the ranks do not make the same call"):
         layer.layer(x, out)
@@ -134,7 +134,7 @@ def test_ranks_that_would_run_other_programs_are_refused(make, world):
 @pytest.fixture
 def growing(make, monkeypatch):
     """A layer whose program of tiles needs memory, and the shapes it requests."""
-    layer = make("mlp", 40, 24, gathered=64)
+    layer = make("mlp", 40, 24, most_gathered=64)
     layer.check(2)
     program, grown = layer.layer.program, []
     executor, hint = program._executor, program._capacity_hint
@@ -176,7 +176,7 @@ def test_a_program_that_grows_is_not_captured(growing, monkeypatch):
 def test_gathered_rows_are_captured_once_there_is_room(make, arrays, world):
     import cupy
 
-    layer, most = make("mlp", 264, 136, gathered=64), 64 // world.size
+    layer, most = make("mlp", 264, 136, most_gathered=64), 64 // world.size
     stream = cupy.cuda.Stream(non_blocking=True)
     calls = [layer.rows(count) for count in (2, most)]
     with stream:

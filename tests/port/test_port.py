@@ -109,7 +109,7 @@ def test_a_supported_config_has_sizes_and_times(port):
 
 
 @pytest.mark.parametrize(
-    ("changes", "wanted"),
+    ("changes", "parts"),
     [
         (
             {"attention_multiplier": 2.0, "mlp_bias": True},
@@ -131,12 +131,12 @@ def test_a_supported_config_has_sizes_and_times(port):
     ],
     ids=str,
 )
-def test_each_field_that_is_not_supported_has_its_part(port, changes, wanted):
+def test_each_field_that_is_not_supported_has_its_part(port, changes, parts):
     code, text = port(DENSE | changes)
     assert code == 1 and "config.json: not supported\n" in text
     _, *lines = text.splitlines()
-    assert len(lines) == len(wanted), text
-    for name, part in wanted.items():
+    assert len(lines) == len(parts), text
+    for name, part in parts.items():
         assert any(name in line and f": {part}" in line for line in lines), text
 
 
@@ -147,16 +147,21 @@ def test_a_supported_config_has_no_faults():
 def records():
     """The newest record of each step of static programs, with uniform routing, that was
     there when constants were fitted."""
-    found = {}
+    times = {}
     for line in RECORDS.read_text().splitlines():
-        one = json.loads(line)
-        is_plain = one["schedule"] == "static" and one.get("steps_per_launch") == 1
-        is_plain &= one.get("routing") in (None, "uniform")
-        is_plain &= one["date"] < FITTED
-        if is_plain and one["model"] in CONFIGS and one["sampling"] == "None":
-            key = (one["model"], one["world_size"], one["batch"], one["context"])
-            found[key] = 1e3 * one["ours_ms"]
-    return found
+        entry = json.loads(line)
+        is_plain = entry["schedule"] == "static" and entry.get("steps_per_launch") == 1
+        is_plain &= entry.get("routing") in (None, "uniform")
+        is_plain &= entry["date"] < FITTED
+        if is_plain and entry["model"] in CONFIGS and entry["sampling"] == "None":
+            key = (
+                entry["model"],
+                entry["world_size"],
+                entry["batch"],
+                entry["context"],
+            )
+            times[key] = 1e3 * entry["ours_ms"]
+    return times
 
 
 def test_predictions_are_near_the_records_that_they_were_fitted_to():
@@ -180,8 +185,8 @@ def test_all_steps_of_a_batch_are_proved():
     fields |= {"intermediate_size": 512, "max_position_embeddings": 64}
     config = parse_config(fields | {"eos_token_id": 1}, Path("config.json"))
     setup = ModelSetup(config, batch=8)
-    one, two = (prove_steps(setup, batches) for batches in ([1], [1, 8, 7]))
-    assert one.startswith("2 steps with ") and two.startswith("4 steps with ")
+    first, second = (prove_steps(setup, batches) for batches in ([1], [1, 8, 7]))
+    assert first.startswith("2 steps with ") and second.startswith("4 steps with ")
 
 
 @pytest.mark.torch
@@ -196,9 +201,9 @@ def test_a_layer_that_differs_fails(port, monkeypatch):
     tables = ModelConfig.tables
 
     def other(config, positions):
-        found = tables(config, positions)
-        found["spans"][:, 0] = 4096  # without the window
-        return found
+        arrays = tables(config, positions)
+        arrays["spans"][:, 0] = 4096  # without the window
+        return arrays
 
     monkeypatch.setattr(ModelConfig, "tables", other)
     code, text = port(WINDOWS, "--no-build")

@@ -77,13 +77,13 @@ def test_the_command_refuses_bad_input_by_name(words, parts, capsys):
 
 
 @pytest.mark.parametrize(
-    ("calls", "got"),
+    ("calls", "text"),
     [
         (["tile_matmul", "return_rows", "other"], "other, return_rows"),
         (["tile_matmul"], "no time of stage_rows"),
     ],
 )
-def test_a_trace_of_another_plan_is_refused(calls, got):
+def test_a_trace_of_another_plan_is_refused(calls, text):
     graph = all_gather_matmul_graph(2, local_size=1)
     trace = Trace.of([TaskRecord(0, 0, "tensor", 0, 9, call, 0) for call in calls])
     dims = {"rows": 256, "n": 256, "k": 64, **tile_dims(graph, 64)}
@@ -92,11 +92,11 @@ def test_a_trace_of_another_plan_is_refused(calls, got):
         simulate_run(schedule_static(graph), dims, times, Machine())
     assert error.value.what == "the trace is of another plan"
     assert error.value.where == "graph all_gather_matmul_graph, 2 ranks"
-    assert "send_rows" in error.value.wanted and error.value.got == got
+    assert "send_rows" in error.value.wanted and error.value.got == text
 
 
 @pytest.mark.parametrize(
-    ("plan", "got"),
+    ("plan", "text"),
     [
         (
             schedule_static(
@@ -107,11 +107,11 @@ def test_a_trace_of_another_plan_is_refused(calls, got):
         (schedule_dynamic(send_rows()), "a dynamic schedule"),
     ],
 )
-def test_tasks_that_depend_on_data_are_refused(plan, got):
+def test_tasks_that_depend_on_data_are_refused(plan, text):
     dims = {dim.name: 256 for dim in plan.graph.dims}
     with pytest.raises(ArgumentError, match="cannot be predicted") as error:
         simulate_run(plan, dims, MODEL, Machine())
-    assert got in error.value.got
+    assert text in error.value.got
 
 
 def test_the_model_knows_matmuls_alone():

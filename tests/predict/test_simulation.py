@@ -88,9 +88,9 @@ def test_tiles_of_float8_activations_are_faster_and_follow_their_rows():
         layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
         options = {"w_layout": layout} if quantizes else {}
         plan = schedule_static(matmul_graph(1, shapes=[shape], **options))
-        given = dims | dims_of(Tiling(0, 160))
+        numbers = dims | dims_of(Tiling(0, 160))
         times.append(
-            simulate_run(plan, given, ModelTimes(default_tuning()), MACHINE).us
+            simulate_run(plan, numbers, ModelTimes(default_tuning()), MACHINE).us
         )
     # One worker quantizes all rows, eight in a task.
     quantized = 16 * TASK_US + 128 * (3 * 8192 + 4 * 64) / rate
@@ -100,14 +100,14 @@ def test_tiles_of_float8_activations_are_faster_and_follow_their_rows():
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_more_bandwidth_is_never_slower(name):
     links = [Link("far", gbs, 3, 2) for gbs in (0.1, 1, 10, 100)]
-    found = [
+    predictions = [
         next(predict_hosts(name, DIMS[name], [3], 2, Machine(8, far=link)))
         for link in links
     ]
-    times = [one.us for one in found]
+    times = [prediction.us for prediction in predictions]
     assert times == sorted(times, reverse=True) and times[0] > 2 * times[-1]
-    assert all(one.us > one.bound_us for one in found)
-    assert found[0].bound_by == "far bytes"
+    assert all(prediction.us > prediction.bound_us for prediction in predictions)
+    assert predictions[0].bound_by == "far bytes"
 
 
 def test_the_docs_have_the_predictions():
@@ -119,9 +119,9 @@ def test_the_docs_have_the_predictions():
         ("all_gather_matmul", 512, 8192),
     ):
         dims = {"rows": 256, "n": n, "k": k}
-        (one,) = predict_hosts(name, dims, [4], 8, Machine())
-        bound = one.bound_by.removesuffix(" bytes")
-        cells.append(f"{one.us / 1e3:.2f} ({one.bound_us / one.us:.0%}, {bound})")
+        (run,) = predict_hosts(name, dims, [4], 8, Machine())
+        bound = run.bound_by.removesuffix(" bytes")
+        cells.append(f"{run.us / 1e3:.2f} ({run.bound_us / run.us:.0%}, {bound})")
     assert line.replace(" %", "%").split(" | ")[1::2] == cells
 
 
@@ -129,12 +129,12 @@ def test_bytes_of_a_rank():
     """A block of rows goes once to each other host, but for those that stay on the
     rank, through the near rank with the owner's local rank."""
     name = "matmul_reduce_scatter"
-    (one,) = predict_hosts(name, DIMS[name], [3], 2, replace(MACHINE, workers=2))
+    (prediction,) = predict_hosts(name, DIMS[name], [3], 2, replace(MACHINE, workers=2))
     rows = 512 * 1024 * 2  # bytes of those of a rank
-    assert one.far_bytes == 2 * rows and one.hosts == 3
-    assert one.near_us == 3 * rows / 1e3
+    assert prediction.far_bytes == 2 * rows and prediction.hosts == 3
+    assert prediction.near_us == 3 * rows / 1e3
     # Each sum of a block, of 256 rows, leaves in one message.
-    assert one.messages == 2 * 2
+    assert prediction.messages == 2 * 2
 
 
 def test_times_are_means_of_a_trace():

@@ -89,7 +89,7 @@ def test_a_missing_notify_is_named_on_every_rank(compiled, run, short_timeout):
 
 @pytest.mark.mpi(ranks=[2])
 def test_a_timeout_in_a_queue_names_the_event(compiled, run, short_timeout):
-    program = compiled("dynamic", wanted=2)
+    program = compiled("dynamic", num_expected=2)
     for _ in range(2):
         records = timed_out(lambda: run(program))
         unmet = [
@@ -98,7 +98,7 @@ def test_a_timeout_in_a_queue_names_the_event(compiled, run, short_timeout):
             for i in (0, 1)
         ]
         assert waits(records) and set(waits(records)) <= set(unmet)
-    assert run(compiled("dynamic", wanted=1)) == previous(short_timeout)
+    assert run(compiled("dynamic", num_expected=1)) == previous(short_timeout)
 
 
 @pytest.mark.mpi

@@ -55,7 +55,7 @@ def of_package(function: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture
 def program(short_timeout, schedule) -> Iterator[Program]:
-    graph = ring(short_timeout.size, wanted=1)
+    graph = ring(short_timeout.size, num_expected=1)
     program = etc_dist.compile(graph, short_timeout, schedule=schedule)
     yield program
     program.close()

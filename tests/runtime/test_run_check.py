@@ -93,7 +93,7 @@ def test_data_that_differ_on_one_rank_only_are_verified(
 
 
 def test_a_program_without_loads_is_not_checked(checked, make_program, monkeypatch):
-    program = make_program(ring(checked.size, wanted=1))
+    program = make_program(ring(checked.size, num_expected=1))
     monkeypatch.setattr(program._executor, "loaded", None)
     x, count = np.ones((4, 8), np.float32), np.ones(4, np.int32)
     assert (run(program, {"x": x, "count": count}) == 1).all()

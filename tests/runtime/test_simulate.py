@@ -164,7 +164,7 @@ def test_a_loaded_extent_beside_an_axis_of_one_task():
 
 
 def test_expected_counts_may_come_from_a_runtime_tensor():
-    plan = schedule_static(doubled_ring(2, wanted=None))
+    plan = schedule_static(doubled_ring(2, num_expected=None))
     inputs = [ring_inputs(rank, 8) for rank in range(2)]
     run = simulate(plan, inputs, {"rows": 8})
     assert run.outputs[1]["y"].tolist() == [0, 2, 4, 6, 8, 10, 12, 14]

@@ -41,9 +41,9 @@ def twice(g: Kit, is_ordered: bool) -> None:
 
 
 def test_two_writes_need_an_order():
-    verify(schedule_static(made(partial(twice, ordered=True))), {}, 4)
+    verify(schedule_static(made(partial(twice, is_ordered=True))), {}, 4)
     with pytest.raises(RaceError, match=r"a\[i=0\].*and b\[i=0\].* writes kept\[0:1"):
-        verify(schedule_static(made(partial(twice, ordered=False))), {}, 4)
+        verify(schedule_static(made(partial(twice, is_ordered=False))), {}, 4)
 
 
 def test_a_read_and_a_write_need_an_order():

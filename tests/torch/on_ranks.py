@@ -30,8 +30,8 @@ def random(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
     """Different values on each rank."""
     generator = torch.Generator(torch.get_default_device())
     generator.manual_seed(97 * dist.get_rank() + seed)
-    made = torch.randn(*shape, generator=generator) / 4
-    return made.to(dtype).requires_grad_()
+    tensor = torch.randn(*shape, generator=generator) / 4
+    return tensor.to(dtype).requires_grad_()
 
 
 def joined(part: Tensor, dim: int = 0) -> Tensor:
@@ -53,10 +53,10 @@ def rows(tensor: Tensor) -> Tensor:
     return tensor.detach().float().flatten(0, -2)
 
 
-def assert_close(found: Tensor, expected: Tensor) -> None:
+def assert_close(result: Tensor, expected: Tensor) -> None:
     """Within the rounding of bfloat16, relative to the largest element."""
-    assert found.shape == expected.shape, (found.shape, expected.shape)
-    difference = (found.detach().float() - expected.detach().float()).abs().max()
+    assert result.shape == expected.shape, (result.shape, expected.shape)
+    difference = (result.detach().float() - expected.detach().float()).abs().max()
     assert difference < 2e-2 * expected.abs().max(), difference
 
 
@@ -113,9 +113,11 @@ def check_gradients_of_reduce_scatter() -> None:
         for op in ("sum", "avg"):
             A, W = random(*shape), random(24, 16, seed=1)
             y = ops.fused_matmul_reduce_scatter(A, W.t(), op, dim, name)
-            seen = random(*y.shape, seed=2).detach()
-            y.backward(seen)
-            whole = joined(seen, dim) / (dist.get_world_size() if op == "avg" else 1)
+            gradient = random(*y.shape, seed=2).detach()
+            y.backward(gradient)
+            whole = joined(gradient, dim) / (
+                dist.get_world_size() if op == "avg" else 1
+            )
             assert_close(A.grad, whole @ W.float())
             assert_close(W.grad, rows(whole).t() @ rows(A))
 
@@ -128,13 +130,15 @@ def check_gradients_of_all_gather() -> None:
                 A, [W.t(), B], dim, name, return_A=return_A
             )
             results = (y, z, whole) if return_A else (y, z)
-            seen = [random(*one.shape, seed=3).detach() for one in results]
-            torch.autograd.backward(results, seen)
-            expected = seen[0].float() @ W.float() + seen[1].float() @ B.float().t()
-            expected = expected + (seen[2].float() if return_A else 0)
+            gradients = [random(*result.shape, seed=3).detach() for result in results]
+            torch.autograd.backward(results, gradients)
+            expected = (
+                gradients[0].float() @ W.float() + gradients[1].float() @ B.float().t()
+            )
+            expected = expected + (gradients[2].float() if return_A else 0)
             assert_close(A.grad, summed(expected, dim))
-            assert_close(W.grad, rows(seen[0]).t() @ rows(joined(A, dim)))
-            assert_close(B.grad, rows(joined(A, dim)).t() @ rows(seen[1]))
+            assert_close(W.grad, rows(gradients[0]).t() @ rows(joined(A, dim)))
+            assert_close(B.grad, rows(joined(A, dim)).t() @ rows(gradients[1]))
 
 
 def total(part: Tensor) -> Tensor:
@@ -150,9 +154,9 @@ def check_all_reduce() -> None:
             x = random(*shape, dtype=dtype)
             y = ops.all_reduce(x, "sum", name)
             assert_close(y, total(x))
-            seen = random(*shape, dtype=dtype, seed=1).detach()
-            y.backward(seen)
-            assert_close(x.grad, total(seen))
+            gradient = random(*shape, dtype=dtype, seed=1).detach()
+            y.backward(gradient)
+            assert_close(x.grad, total(gradient))
     parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, y.detach())
     assert all(torch.equal(part, y) for part in parts)
@@ -164,8 +168,8 @@ def check_all_reduce_norm() -> None:
         dist.broadcast(same, 0)
     y, sums = ops.all_reduce_norm(x, residual, gain, 1e-5, name)
     assert_close(sums, total(x) + residual.float())
-    wanted = nn.functional.rms_norm(sums.float(), (24,), gain.float(), 1e-5)
-    assert_close(y, wanted)
+    norm = nn.functional.rms_norm(sums.float(), (24,), gain.float(), 1e-5)
+    assert_close(y, norm)
 
 
 def check_matmul_all_reduce() -> None:
@@ -174,11 +178,11 @@ def check_matmul_all_reduce() -> None:
         for matrix in (W.t(), B):
             y = ops.matmul_all_reduce(A, matrix, "sum", name)
             assert_close(y, total(A.float() @ matrix.float()))
-            seen = random(*y.shape, seed=3).detach()
+            gradient = random(*y.shape, seed=3).detach()
             A.grad = None
-            y.backward(seen)
-            assert_close(A.grad, total(seen) @ matrix.float().t())
-        assert_close(B.grad, rows(A).t() @ rows(total(seen)))
+            y.backward(gradient)
+            assert_close(A.grad, total(gradient) @ matrix.float().t())
+        assert_close(B.grad, rows(A).t() @ rows(total(gradient)))
 
 
 def check_row_parallel_with_all_reduce() -> None:
@@ -190,19 +194,19 @@ def check_row_parallel_with_all_reduce() -> None:
     row.bias = nn.Parameter(row.bias.detach())
     whole = random(2, 5, 48).detach()
     dist.broadcast(whole, 0)
-    own = slice(24 * dist.get_rank(), 24 * dist.get_rank() + 24)
-    part = whole[..., own].clone().requires_grad_()
+    columns = slice(24 * dist.get_rank(), 24 * dist.get_rank() + 24)
+    part = whole[..., columns].clone().requires_grad_()
     compiled = torch.compile(row, fullgraph=True, backend="aot_eager")
     expected = narrow(whole.requires_grad_())
     expected.square().sum().backward()
     for run in (row, compiled):
         y = run(part)
         assert_close(y, expected)
-        for one in (part, row.weight, row.bias):
-            one.grad = None
+        for tensor in (part, row.weight, row.bias):
+            tensor.grad = None
         y.square().sum().backward()
-        assert_close(part.grad, whole.grad[..., own])
-        assert_close(row.weight.grad, narrow.weight.grad[:, own])
+        assert_close(part.grad, whole.grad[..., columns])
+        assert_close(row.weight.grad, narrow.weight.grad[:, columns])
         assert_close(row.bias.grad, narrow.bias.grad)
 
 
@@ -217,10 +221,10 @@ def check_compiled_reductions() -> None:
         return ops.all_reduce(y, "sum", name) + norm + sums
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    wanted = torch.autograd.grad(layer(x).sum(), (x, w))
-    found = torch.autograd.grad(compiled(x).sum(), (x, w))
-    for one, other in zip(found, wanted, strict=True):
-        assert_close(one, other)
+    expected = torch.autograd.grad(layer(x).sum(), (x, w))
+    gradients = torch.autograd.grad(compiled(x).sum(), (x, w))
+    for gradient, reference in zip(gradients, expected, strict=True):
+        assert_close(gradient, reference)
     longer = random(9, 16)
     assert_close(compiled(longer), layer(longer))
 
@@ -230,7 +234,7 @@ def check_gradients_of_gradients() -> None:
     in one process."""
     size, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(0)
-    seen = (torch.randn(32, 24) / 4).to(BF16)
+    weights = (torch.randn(32, 24) / 4).to(BF16)
     for kind in ("all_gather", "reduce_scatter"):
         x, B = random(*((16, 16) if kind == "all_gather" else (32, 16))), random(16, 24)
         if kind == "all_gather":
@@ -238,13 +242,13 @@ def check_gradients_of_gradients() -> None:
             y = y + whole.square().sum(-1, keepdim=True)
         else:
             y = ops.fused_matmul_reduce_scatter(x, B, "sum", 0, name)
-        loss = (torch.tanh(y) * seen[: len(y)]).float().sum()
+        loss = (torch.tanh(y) * weights[: len(y)]).float().sum()
         first = torch.autograd.grad(loss, (x, B), create_graph=True)
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             sum(g.float().square().sum() for g in first), (x, B)
         )
 
-        parts = [one.to(BF16) for p in (x, B) for one in joined(p).chunk(size)]
+        parts = [tensor.to(BF16) for p in (x, B) for tensor in joined(p).chunk(size)]
         parts = [part.requires_grad_() for part in parts]
         xs, Bs = parts[:size], parts[size:]
         if kind == "all_gather":
@@ -253,24 +257,28 @@ def check_gradients_of_gradients() -> None:
         else:
             total = sum(x @ B for x, B in zip(xs, Bs, strict=True))
             ys = list(total.chunk(size))
-        loss = sum((torch.tanh(y) * seen[: len(y)]).float().sum() for y in ys)
+        loss = sum((torch.tanh(y) * weights[: len(y)]).float().sum() for y in ys)
         first = torch.autograd.grad(loss, parts, create_graph=True)
         squares = sum(g.float().square().sum() for g in first)
         expected = torch.autograd.grad(squares, (xs[rank], Bs[rank]))
-        for one, other in zip(found, expected, strict=True):
-            assert_close(one, other)
+        for tensor, reference in zip(gradients, expected, strict=True):
+            assert_close(tensor, reference)
 
 
 def check_adjoints() -> None:
     # Over all ranks, <reduce_scatter(A @ B), y> = <A, all_gather(y) @ B.T>.
     A, B, y = random(32, 16), random(16, 24, seed=1), random(16, 24, seed=2)
-    one = ops.fused_matmul_reduce_scatter(A, B, "sum", 0, name)
-    _, (other,) = ops.fused_all_gather_matmul(y, [B.t()], 0, name, return_A=False)
-    both = torch.stack([(one.float() * y).sum(), (A * other.float()).sum()]).detach()
-    sizes = torch.stack([(one.float() * y).abs().sum(), torch.tensor(0.0)]).detach()
-    dist.all_reduce(both)
+    part = ops.fused_matmul_reduce_scatter(A, B, "sum", 0, name)
+    _, (activations,) = ops.fused_all_gather_matmul(y, [B.t()], 0, name, return_A=False)
+    inner_products = torch.stack(
+        [(part.float() * y).sum(), (A * activations.float()).sum()]
+    ).detach()
+    sizes = torch.stack([(part.float() * y).abs().sum(), torch.tensor(0.0)]).detach()
+    dist.all_reduce(inner_products)
     dist.all_reduce(sizes)
-    assert (both[0] - both[1]).abs() < 2e-2 * sizes[0], both
+    assert (inner_products[0] - inner_products[1]).abs() < 2e-2 * sizes[0], (
+        inner_products
+    )
 
 
 def check_unwanted_gradients() -> None:
@@ -306,7 +314,7 @@ def check_modules_that_one_rank_refuses() -> None:
     def moe(top_k: Any, **options: Any) -> nn.Module:
         return etc_dist.torch.MoE(w, w, w, top_k=top_k, **options)
 
-    refused = {
+    makers = {
         "bias [16]": lambda: ColumnParallelLinear(w, w[0, :1]),
         "reduce = 'both'": lambda: RowParallelLinear(w, reduce="both"),
         "in_features: a multiple": lambda: RowParallelLinear.from_linear(
@@ -327,7 +335,7 @@ def check_modules_that_one_rank_refuses() -> None:
         "block: Identity": lambda: etc_dist.torch.MoE.from_block(nn.Identity()),
         "Linear with no children": lambda: etc_dist.torch.replace(nn.Linear(1, 1)),
     }
-    for words, make in refused.items():
+    for words, make in makers.items():
         try:
             if dist.get_rank() == 1:
                 make()
@@ -371,14 +379,14 @@ def check_compiled_model() -> None:
     model, x = nn.Sequential(Block(), Block()), random(16, 32, seed=3)
     parameters = [x, *model.parameters()]
     y = model(x)
-    wanted = torch.autograd.grad(y.sum(), parameters)
+    expected = torch.autograd.grad(y.sum(), parameters)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    found = compiled(x)
-    assert_close(found, y)
-    for one, other in zip(
-        torch.autograd.grad(found.sum(), parameters), wanted, strict=True
+    result = compiled(x)
+    assert_close(result, y)
+    for gradient, reference in zip(
+        torch.autograd.grad(result.sum(), parameters), expected, strict=True
     ):
-        assert_close(one, other)
+        assert_close(gradient, reference)
     longer = random(24, 32)
     assert_close(compiled(longer), model(longer))
 
@@ -397,10 +405,10 @@ def check_linear_modules() -> None:
     assert_close(y, expected.chunk(dist.get_world_size(), 1)[dist.get_rank()])
     y.sum().backward()
     expected.sum().backward()
-    own = slice(24 * dist.get_rank(), 24 * dist.get_rank() + 24)
-    assert_close(column.weight.grad, wide.weight.grad[own])
-    assert_close(column.bias.grad, wide.bias.grad[own])
-    assert_close(row.weight.grad, narrow.weight.grad[:, own])
+    shard = slice(24 * dist.get_rank(), 24 * dist.get_rank() + 24)
+    assert_close(column.weight.grad, wide.weight.grad[shard])
+    assert_close(column.bias.grad, wide.bias.grad[shard])
+    assert_close(row.weight.grad, narrow.weight.grad[:, shard])
     assert_close(row.bias.grad, narrow.bias.grad)
 
 
@@ -415,8 +423,8 @@ def tiny(kind: str, seed: int = 0, **changes: Any) -> nn.Module:
         config |= {"moe_intermediate_size": 32, "num_experts": 8}
         config |= {"num_local_experts": 8, "num_experts_per_tok": 2}
     torch.manual_seed(seed)
-    made = getattr(transformers, f"{kind}Config")(**config | changes)
-    return getattr(transformers, f"{kind}ForCausalLM")(made).to(BF16).eval()
+    settings = getattr(transformers, f"{kind}Config")(**config | changes)
+    return getattr(transformers, f"{kind}ForCausalLM")(settings).to(BF16).eval()
 
 
 def check_replaced_models() -> None:
@@ -429,8 +437,8 @@ def check_replaced_models() -> None:
         model = tiny(kind)
         with torch.no_grad():
             expected = model(ids).logits
-            found = etc_dist.torch.replace(model, parallel=parallel)(ids).logits
-        assert_close(found, expected)
+            logits = etc_dist.torch.replace(model, parallel=parallel)(ids).logits
+        assert_close(logits, expected)
 
 
 def check_experts_with_different_numbers_of_tokens() -> None:
@@ -461,7 +469,7 @@ def check_bits_for_any_number_of_rows() -> None:
     row = RowParallelLinear(random(N, K))
     weights = random(8, N, K), random(8, K, N // 2)
     ids, shares = random(most, 8).argsort(1)[:, :4], random(most, 4).abs()
-    x, others = random(most, K), random(size, most, K, seed=1)
+    x, partials = random(most, K), random(size, most, K, seed=1)
     dist.broadcast(x.data, 0)
     calls = {
         "matmul": lambda m: ops.matmul(x[:m], weights[0][0].t(), **batch),
@@ -469,7 +477,7 @@ def check_bits_for_any_number_of_rows() -> None:
         "moe": lambda m: sparse(x[:m]),
         "moe_experts": lambda m: ops.moe_experts(x[:m], ids[:m], shares[:m], *weights),
         "column": lambda m: column(x[:m]).view(size, m, N).movedim(0, 1),
-        "row": lambda m: row(others[:, :m].flatten(0, 1)),
+        "row": lambda m: row(partials[:, :m].flatten(0, 1)),
     }
     for call, run in calls.items():
         with torch.no_grad():
@@ -481,15 +489,17 @@ def check_bits_for_any_number_of_rows() -> None:
 
 
 def check_gradients_of_replaced_model() -> None:
-    ids, model, own = torch.arange(7)[None] * 5 % 64, tiny("Qwen3"), tiny("Qwen3")
-    etc_dist.torch.replace(own)
-    for one in (model, own):
-        one(ids, labels=ids).loss.backward()
-    layer, other = model.model.layers[0], own.model.layers[0]
-    assert_close(other.input_layernorm.weight.grad, layer.input_layernorm.weight.grad)
+    ids, model, replaced = torch.arange(7)[None] * 5 % 64, tiny("Qwen3"), tiny("Qwen3")
+    etc_dist.torch.replace(replaced)
+    for module in (model, replaced):
+        module(ids, labels=ids).loss.backward()
+    layer, own_layer = model.model.layers[0], replaced.model.layers[0]
+    assert_close(
+        own_layer.input_layernorm.weight.grad, layer.input_layernorm.weight.grad
+    )
     part = slice(32 * dist.get_rank(), 32 * dist.get_rank() + 32)
     expected = layer.mlp.up_proj.weight.grad[part]
-    assert_close(other.mlp.up_proj.weight.grad, expected)
+    assert_close(own_layer.mlp.up_proj.weight.grad, expected)
 
 
 def check_compiled_modules() -> None:
@@ -504,17 +514,17 @@ def check_compiled_modules() -> None:
 def check_loaded_model() -> None:
     model = tiny("Llama", head_dim=64, rope_theta=1e4, eos_token_id=None)
     ids = [5, 40, 3, 17, 9, 60, 22]
-    with TemporaryDirectory() as own:
-        folders = [own]
+    with TemporaryDirectory() as folder:
+        folders = [folder]
         if dist.get_rank() == 0:
-            model.save_pretrained(own)
+            model.save_pretrained(folder)
         dist.broadcast_object_list(folders, 0)  # after rank 0 has saved it
-        loaded = load(folders[0], positions=32, batch=1)
+        decoder = load(folders[0], positions=32, batch=1)
         dist.barrier()
-    with loaded:
-        new = loaded.generate([ids], max_new_tokens=4)[0]
-        loaded.step(ids, [0] * len(ids), range(len(ids)), [[0]])
-        part = torch.from_dlpack(loaded.logits.astype("float32"))
+    with decoder:
+        new = decoder.generate([ids], max_new_tokens=4)[0]
+        decoder.step(ids, [0] * len(ids), range(len(ids)), [[0]])
+        part = torch.from_dlpack(decoder.logits.astype("float32"))
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits[0]
     assert_close(joined(part, 1), expected.float())
@@ -525,7 +535,7 @@ def check_loaded_model() -> None:
 def check_graph_of_vllms_pass() -> None:
     """The operations that vLLM's AsyncTP pass leaves in a graph become ours."""
     A, wide, narrow = random(16, 32), random(48, 32, seed=1), random(32, 48, seed=2)
-    given = [one.detach() for one in (A, wide.t(), narrow.t())]
+    tensors = [tensor.detach() for tensor in (A, wide.t(), narrow.t())]
 
     def layer(x: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
         symm = torch.ops.symm_mem
@@ -537,7 +547,7 @@ def check_graph_of_vllms_pass() -> None:
             y, down, "sum", scatter_dim=0, group_name=name
         )
 
-    captured = make_fx(layer, tracing_mode="fake")(*given)
+    captured = make_fx(layer, tracing_mode="fake")(*tensors)
     assert swap_collectives(captured.graph) == 3
     captured.graph.lint()
     captured.recompile()
@@ -546,18 +556,18 @@ def check_graph_of_vllms_pass() -> None:
         op="call_function", target=ops.fused_all_gather_matmul.default
     )
     assert [node.kwargs["return_A"] for node in gathers] == [False, True]
-    found = captured(*given)
-    whole = joined(given[0])
-    y = whole @ given[1].float()
+    result = captured(*tensors)
+    whole = joined(tensors[0])
+    y = whole @ tensors[1].float()
     y = (nn.functional.silu(y) + y + whole.sum()).to(BF16).float()
-    assert_close(found, summed(y @ given[2].float()))
+    assert_close(result, summed(y @ tensors[2].float()))
     # Those that are not served stay.
-    for changed in (
-        [one.float() for one in given],
-        [given[0], random(48, 36).t(), given[2]],
+    for variant in (
+        [tensor.float() for tensor in tensors],
+        [tensors[0], random(48, 36).t(), tensors[2]],
     ):
-        changed[0] = changed[0].new_empty(16, changed[1].shape[0])
-        captured = make_fx(layer, tracing_mode="fake")(*changed)
+        variant[0] = variant[0].new_empty(16, variant[1].shape[0])
+        captured = make_fx(layer, tracing_mode="fake")(*variant)
         swap_collectives(captured.graph)
         assert "symm_mem.fused_all_gather_matmul" in captured.graph.python_code("s").src
 
@@ -567,20 +577,20 @@ def check_graph_of_vllms_norm() -> None:
     x, residual, gain = random(6, 24), random(6, 24, seed=1), random(24, seed=2)
     for same in (residual, gain):
         dist.broadcast(same.detach(), 0)
-    given = [one.detach() for one in (x, residual, gain)]
+    tensors = [tensor.detach() for tensor in (x, residual, gain)]
 
     def layer(x: Tensor, residual: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
         sums = torch.ops.vllm.all_reduce(x, "tp:0")
         return torch.ops.vllm_ir.fused_add_rms_norm(sums, residual, gain, 1e-5)
 
-    captured = make_fx(layer, tracing_mode="fake")(*given)
+    captured = make_fx(layer, tracing_mode="fake")(*tensors)
     assert fuse_norms(captured.graph, {"tp:0": name}) == 1
     captured.recompile()
     assert "torch.ops.vllm" not in captured.code
-    sums = total(given[0])
-    expected = vllm_stand_in.fused_add_rms_norm(sums, *given[1:], 1e-5)
-    for found, wanted in zip(captured(*given), expected, strict=True):
-        assert_close(found, wanted)
+    sums = total(tensors[0])
+    expected = vllm_stand_in.fused_add_rms_norm(sums, *tensors[1:], 1e-5)
+    for result, reference in zip(captured(*tensors), expected, strict=True):
+        assert_close(result, reference)
 
 
 def check_captured_calls() -> None:
@@ -593,11 +603,11 @@ def check_captured_calls() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         y = ops.fused_matmul_reduce_scatter(A, W.t(), "sum", 0, name)
-    for given in (x, A.clone()):
-        A.copy_(given)
+    for operand in (x, A.clone()):
+        A.copy_(operand)
         graph.replay()
         torch.cuda.synchronize()
-        assert_close(y, summed(given.float() @ W.float().t()))
+        assert_close(y, summed(operand.float() @ W.float().t()))
 
 
 def main() -> None:

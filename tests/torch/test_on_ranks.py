@@ -43,10 +43,10 @@ def test_on_two_ranks(check, output):
 
 
 def test_example_passes():
-    done = torchrun(ROOT / "examples" / "torch_tensor_parallel.py")
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1] == "passed"
-    assert "2 ranks, cpu, gloo" in done.stdout
+    process = torchrun(ROOT / "examples" / "torch_tensor_parallel.py")
+    assert process.returncode == 0, process.stdout
+    assert process.stdout.splitlines()[-1] == "passed"
+    assert "2 ranks, cpu, gloo" in process.stdout
 
 
 def test_listings_of_the_page_run(tmp_path):
@@ -55,5 +55,5 @@ def test_listings_of_the_page_run(tmp_path):
     file = tmp_path / "listings.py"
     file.write_text("\n".join(listings))
     assert len(listings) == 4
-    done = torchrun(file)
-    assert done.returncode == 0, done.stdout
+    process = torchrun(file)
+    assert process.returncode == 0, process.stdout

@@ -23,22 +23,22 @@ ops = torch.ops.etc_dist
 
 def random(*shape: int, grad: bool = False):
     generator = torch.Generator().manual_seed(sum(shape))
-    made = torch.randn(*shape, generator=generator) / 4
-    return made.to(torch.bfloat16).requires_grad_(grad)
+    tensor = torch.randn(*shape, generator=generator) / 4
+    return tensor.to(torch.bfloat16).requires_grad_(grad)
 
 
 def test_signatures_are_those_of_symm_mem():
     for name in ("fused_matmul_reduce_scatter", "fused_all_gather_matmul"):
-        own = getattr(ops, name).default._schema
+        schema = getattr(ops, name).default._schema
         theirs = getattr(torch.ops.symm_mem, name).default._schema
-        assert str(own).partition("::")[2] == str(theirs).partition("::")[2]
+        assert str(schema).partition("::")[2] == str(theirs).partition("::")[2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
 def test_torch_allocates_an_output_of_another_dtype(dtype):
     name = str(dtype).removeprefix("torch.")
-    made = empty_like(random(2), (3, 4), dtype=name)
-    assert (made.shape, made.dtype) == ((3, 4), dtype)
+    output = empty_like(random(2), (3, 4), dtype=name)
+    assert (output.shape, output.dtype) == ((3, 4), dtype)
 
 
 CALLS = {
@@ -89,13 +89,13 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 def test_operations_pass_opcheck(call, group):
     name, arguments = CALLS[call]
-    op, given = getattr(ops, name).default, arguments(group.group_name)
-    torch.library.opcheck(op, given)
+    op, operands = getattr(ops, name).default, arguments(group.group_name)
+    torch.library.opcheck(op, operands)
     if "deterministic" in str(op._schema):
-        torch.library.opcheck(op, given, {"deterministic": "batch"})
+        torch.library.opcheck(op, operands, {"deterministic": "batch"})
     if name == "moe":
         torch.library.opcheck(
-            op, given, {"count": torch.tensor([3], dtype=torch.int32)}
+            op, operands, {"count": torch.tensor([3], dtype=torch.int32)}
         )
 
 
@@ -107,9 +107,9 @@ def test_wrong_arguments_are_refused(group):
         ops.fused_matmul_reduce_scatter(x, x.t(), "max", 0, name)
     with pytest.raises(ArgumentError, match=r"B \[K, N\]"):
         ops.fused_all_gather_matmul(x, [x[0]], 0, name)
-    for op, given in ((ops.all_reduce, [x]), (ops.matmul_all_reduce, [x, x.t()])):
+    for op, operands in ((ops.all_reduce, [x]), (ops.matmul_all_reduce, [x, x.t()])):
         with pytest.raises(ArgumentError, match="wanted: reduce_op: sum\n.*'max'"):
-            op(*given, "max", name)
+            op(*operands, "max", name)
     with pytest.raises(ArgumentError, match=r"residual: the shape of x, \[16, 8\]"):
         ops.all_reduce_norm(x, x[:4], x[0], 1e-6, name)
     with pytest.raises(ArgumentError, match=r"x: one axis or more, \[..., H\]"):
@@ -125,14 +125,14 @@ def test_wrong_arguments_are_refused(group):
         ops.matmul(x.float(), x.float().t())
     with pytest.raises(ArgumentError, match="unknown deterministic"):
         ops.matmul(x, x.t(), deterministic="always")
-    given = CALLS["moe"][1](name)
+    operands = CALLS["moe"][1](name)
     for option, words in (
         ("gate_up_bias", r"expert_biases: a pair .*\n.*\(Tensor, NoneType\)"),
         ("shared_down", r"shared: a pair .*\n.*\(NoneType, Tensor\), shared_gate None"),
         ("shared_gate", r"shared: a pair .*\n.*NoneType, shared_gate Tensor"),
     ):
         with pytest.raises(ArgumentError, match=words):
-            ops.moe(*given, **{option: x})
+            ops.moe(*operands, **{option: x})
     with pytest.raises(WorldError, match="no world over this process group"):
         ops.fused_matmul_reduce_scatter(x, x.t(), "sum", 0, "another")
 
@@ -142,16 +142,16 @@ def test_experts_of_padding_add_nothing(dtype, group):
     x, ids, weights, *of_experts = CALLS["moe_experts"][1](group.group_name)
     whole = ops.moe_experts(x, ids, weights, *of_experts)
     ids[1], ids[2, 0] = -1, -1
-    found = ops.moe_experts(x, ids.to(dtype), weights, *of_experts)
-    assert torch.equal(found[0], whole[0])
-    assert not found[1].any()
+    sums = ops.moe_experts(x, ids.to(dtype), weights, *of_experts)
+    assert torch.equal(sums[0], whole[0])
+    assert not sums[1].any()
     weights[2, 0] = 0
     ids[2, 0] = 5
-    assert torch.equal(found[2], ops.moe_experts(x, ids, weights, *of_experts)[2])
+    assert torch.equal(sums[2], ops.moe_experts(x, ids, weights, *of_experts)[2])
 
 
 @pytest.mark.parametrize(
-    ("wrong", "got"),
+    ("wrong", "text"),
     [
         (torch.tensor([[0, 5], [8, 2], [5, 1]]), "id 8"),
         (torch.tensor([[0, 5], [-2, 2], [5, 1]]), "id -2"),
@@ -161,24 +161,24 @@ def test_experts_of_padding_add_nothing(dtype, group):
     ],
     ids=["large", "negative", "beyond 32 bits", "floats", "bools"],
 )
-def test_ids_that_are_not_experts_are_refused(wrong, got, group):
-    x, ids, *others = CALLS["moe_experts"][1](group.group_name)
+def test_ids_that_are_not_experts_are_refused(wrong, text, group):
+    x, ids, *weights = CALLS["moe_experts"][1](group.group_name)
     with pytest.raises(ArgumentError) as caught:
-        ops.moe_experts(x, wrong, *others)
+        ops.moe_experts(x, wrong, *weights)
     assert caught.value.wanted == "ids: integers, 0 to 7, or -1 for no expert"
-    assert caught.value.got == got
-    ops.moe_experts(x, ids, *others)
+    assert caught.value.got == text
+    ops.moe_experts(x, ids, *weights)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("call", CALLS)
 def test_forward_mode_derivatives_are_refused(call, group):
     name, arguments = CALLS[call]
-    first, *rest = arguments(group.group_name)
+    first, *operands = arguments(group.group_name)
     with torch.no_grad(), torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(first, torch.ones_like(first))
         with pytest.raises(ArgumentError, match="forward-mode"):
-            getattr(ops, name)(dual, *rest)
+            getattr(ops, name)(dual, *operands)
 
 
 def test_a_negated_view_is_not_taken_for_the_remembered_tensor(group):
@@ -218,14 +218,14 @@ if which("g++") is not None:  # compiles the rest of the model
         parameters = [x, *model.parameters()]
         expected, y = model(x), torch.compile(model, fullgraph=True)(x)
         assert_close(y, expected)
-        wanted = torch.autograd.grad(expected.sum(), parameters)
-        found = torch.autograd.grad(y.sum(), parameters)
-        for one, other in zip(found, wanted, strict=True):
-            assert_close(one, other)
+        expected_gradients = torch.autograd.grad(expected.sum(), parameters)
+        gradients = torch.autograd.grad(y.sum(), parameters)
+        for gradient, reference in zip(gradients, expected_gradients, strict=True):
+            assert_close(gradient, reference)
 
 
 def test_the_cost_of_the_operations_is_measured_without_a_gpu():
     script = Path(__file__).parents[2] / "benchmarks" / "run.py"
     command = [sys.executable, script, "torch_cost", "--cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.stdout.count("added_us") == 4, done.stdout + done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert process.stdout.count("added_us") == 4, process.stdout + process.stderr

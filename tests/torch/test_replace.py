@@ -67,9 +67,9 @@ def test_replaced_blocks_may_give_the_same_bits_for_any_number_of_tokens(
 ):
     in_order = []
 
-    def choose(*given, **options):
+    def choose(*arguments, **options):
         in_order.append(options["in_order"])
-        return choose_tiles(*given, **options)
+        return choose_tiles(*arguments, **options)
 
     monkeypatch.setattr("etc_dist.layers.mlp.choose_tiles", choose)
     for deterministic in ("run", "batch"):
@@ -124,19 +124,19 @@ class Scaled(nn.Linear):
 
 
 def scaled(layer):
-    made = Scaled(layer.in_features, layer.out_features, bias=False)
-    made.weight = layer.weight
-    return made
+    module = Scaled(layer.in_features, layer.out_features, bias=False)
+    module.weight = layer.weight
+    return module
 
 
 def of_quantized_training(layer):
-    made = qat.Linear(*layer.weight.shape[::-1], False, qconfig=default_qat_qconfig)
-    made.weight = layer.weight
-    return made
+    module = qat.Linear(*layer.weight.shape[::-1], False, qconfig=default_qat_qconfig)
+    module.weight = layer.weight
+    return module
 
 
 def hooked(part, kind="forward"):
-    getattr(part, f"register_{kind}_hook")(lambda *given: None)
+    getattr(part, f"register_{kind}_hook")(lambda *arguments: None)
     return part
 
 
@@ -200,7 +200,7 @@ def test_known_blocks_compute_what_the_mlp_does():
     import transformers
 
     result = "self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))"
-    seen = set()
+    names = set()
     for file in Path(inspect.getfile(transformers)).parent.glob("models/*/modeling_*"):
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.ClassDef) and node.name in MLPS:
@@ -213,8 +213,8 @@ def test_known_blocks_compute_what_the_mlp_does():
                     [f"down_proj = {result}", "return down_proj"],
                     [f"return {result}"],
                 )
-                seen.add(node.name)
-    assert seen >= {"LlamaMLP", "Qwen3MLP", "Qwen3MoeMLP", "MistralMLP"}
+                names.add(node.name)
+    assert names >= {"LlamaMLP", "Qwen3MLP", "Qwen3MoeMLP", "MistralMLP"}
 
 
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "Mixtral"])

@@ -43,8 +43,8 @@ def test_scaled_operations_are_those_of_the_dequantized_weights(group):
     assert_close(ops.scaled_matmul(x, codes, scales), ops.matmul(x, w.t()))
     gate, up, down = (drawn(*shape) for shape in ((48, 32), (48, 32), (32, 48)))
     scales = {"gate_scales": gate[1], "up_scales": up[1], "down_scales": down[1]}
-    found = ops.mlp(x, gate[0], up[0], down[0], **scales)
-    assert_close(found, ops.mlp(x, *(each[2] for each in (gate, up, down))))
+    y = ops.mlp(x, gate[0], up[0], down[0], **scales)
+    assert_close(y, ops.mlp(x, *(weight[2] for weight in (gate, up, down))))
 
 
 def test_scaled_operations_can_be_traced(group):

@@ -49,7 +49,7 @@ def layer(experts=8, hidden=16, inner=8, **changes):
         "apply_router_weight_on_input": False,
         **dict.fromkeys(("swiglu_limit", "swiglu_alpha", "swiglu_beta")),
     }
-    weights = {name: one.bfloat16() for name, one in weights.items()}
+    weights = {name: weight.bfloat16() for name, weight in weights.items()}
     return SimpleNamespace(**(weights | plain | changes))
 
 
@@ -60,35 +60,35 @@ def config(top_k=4, **changes):
     return SimpleNamespace(**(plain | changes))
 
 
-def call(method, given, rows=5, top_k=4, padded=0):
+def call(method, experts, rows=5, top_k=4, padded=0):
     x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
-    order = torch.rand(rows, len(given.w2_weight)).argsort(1)
+    order = torch.rand(rows, len(experts.w2_weight)).argsort(1)
     weights = torch.rand(rows, top_k).softmax(1)
     ids = order[:, :top_k].int()
     ids[rows - padded :] = -1
-    chosen = weights, ids
+    choice = weights, ids
     expected = vllm_stand_in.UnquantizedFusedMoEMethod.forward_native(
-        SimpleNamespace(calls=0), given, x, *chosen, None, None
+        SimpleNamespace(calls=0), experts, x, *choice, None, None
     )
-    found = method.forward_native(given, x, *chosen, None, None)
-    return found, expected
+    result = method.forward_native(experts, x, *choice, None, None)
+    return result, expected
 
 
-def communicator(found, unique_name="tp:0"):
+def communicator(parts, unique_name="tp:0"):
     """That of the tensor-parallel ranks, as vLLM makes it."""
-    made = vllm_stand_in.resolve(found.platform.get_device_communicator_cls())
+    kind = vllm_stand_in.resolve(parts.platform.get_device_communicator_cls())
     group = dist.group.WORLD
-    found.tp.device_communicator = made(
+    parts.tp.device_communicator = kind(
         cpu_group=group, device_group=group, unique_name=unique_name
     )
-    return found.tp.device_communicator
+    return parts.tp.device_communicator
 
 
-def manager(found):
+def manager(parts):
     """vLLM's passes, configured."""
-    made = vllm_stand_in.resolve(found.platform.get_pass_manager_cls())()
-    made.configure(found.config)
-    return made
+    passes = vllm_stand_in.resolve(parts.platform.get_pass_manager_cls())()
+    passes.configure(parts.config)
+    return passes
 
 
 def kept(capfd):
@@ -98,19 +98,19 @@ def kept(capfd):
 
 
 def test_the_entry_point_is_the_plug_in():
-    [found] = entry_points(group="vllm.general_plugins", name="etc_dist")
-    assert found.value == "etc_dist.torch.vllm:register"
-    assert found.load() is plugin.register
+    [entry] = entry_points(group="vllm.general_plugins", name="etc_dist")
+    assert entry.value == "etc_dist.torch.vllm:register"
+    assert entry.load() is plugin.register
 
 
 @pytest.mark.parametrize("top_k", [1, 6])
 def test_unquantised_experts_are_ours(top_k, registered, capfd):
-    method, given = registered.method.registered(config(top_k)), layer()
-    method.process_weights_after_loading(given)
-    found, expected = call(method, given, top_k=top_k, padded=2)
+    method, experts = registered.method.registered(config(top_k)), layer()
+    method.process_weights_after_loading(experts)
+    result, expected = call(method, experts, top_k=top_k, padded=2)
     assert method.calls == 0
     assert method.etc_dist_group == dist.group.WORLD.group_name
-    difference = (found.float() - expected.float()).abs().max()
+    difference = (result.float() - expected.float()).abs().max()
     assert difference < 2e-2 * expected.float().abs().max()
     assert capfd.readouterr().err == ""
 
@@ -134,20 +134,20 @@ def test_other_experts_stay_with_vllm_and_are_named_once(
     of_layer, of_config, text, registered, capfd
 ):
     for _ in range(2):
-        given = layer(**of_layer)
+        experts = layer(**of_layer)
         method = registered.method.registered(config(**of_config))
-        method.process_weights_after_loading(given)
-        found, expected = call(method, given)
+        method.process_weights_after_loading(experts)
+        result, expected = call(method, experts)
         assert method.calls == 1
-        assert torch.equal(found, expected)
+        assert torch.equal(result, expected)
     assert kept(capfd) == [f"experts: {text}"]
 
 
 def test_sums_of_tensor_parallel_ranks_are_ours(registered, capfd):
     ours, x = communicator(registered), torch.ones(3, 8).bfloat16()
     assert torch.equal(ours.all_reduce(x), x)
-    for other in (x.float(), x[:, :7].flatten(), x[:0]):
-        assert not ours.all_reduce(other).any()
+    for tensor in (x.float(), x[:, :7].flatten(), x[:0]):
+        assert not ours.all_reduce(tensor).any()
     assert communicator(registered, "ep:0").etc_dist_group is None
     assert capfd.readouterr().err == ""
 
@@ -186,27 +186,27 @@ SHAPES = (16, 8), (8, 24), (16, 24), (24,)
 
 
 def captured(function, dtype=torch.bfloat16):
-    given = [torch.randn(shape).to(dtype) for shape in SHAPES]
-    return make_fx(function, tracing_mode="fake")(*given), given
+    tensors = [torch.randn(shape).to(dtype) for shape in SHAPES]
+    return make_fx(function, tracing_mode="fake")(*tensors), tensors
 
 
 def test_graphs_are_rewritten_before_vllm_fuses_norms(registered, capfd):
     communicator(registered)
-    graph, given = captured(tensor_parallel)
+    graph, tensors = captured(tensor_parallel)
     passes = manager(registered)
-    names = [type(one).__name__ for one in passes.passes]
+    names = [type(step).__name__ for step in passes.passes]
     assert names == ["AsyncTPPass", "CallableInductorPass", "AllReduceFusionPass"]
-    x, w, residual, gain = given
+    x, w, residual, gain = tensors
     expected = sum(vllm_stand_in.fused_add_rms_norm(x @ w, residual, gain, 1e-6))
     passes(graph.graph)
     graph.graph.lint()
     graph.recompile()
     assert graph.code.count("torch.ops.etc_dist.") == 2, graph.code
     assert "torch.ops.vllm" not in graph.code
-    found = graph(*given)
-    assert (found - expected).abs().max() < 2e-2 * expected.abs().max()
+    result = graph(*tensors)
+    assert (result - expected).abs().max() < 2e-2 * expected.abs().max()
     compiled = torch.compile(graph, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(*given), found)
+    assert torch.equal(compiled(*tensors), result)
     assert capfd.readouterr().err == ""
 
 
@@ -260,20 +260,20 @@ def test_of_an_unknown_version_only_hooks_that_fit_are_used(
 ):
     monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.34.0")
     method = stand_in.method
-    monkeypatch.setattr(method, "forward_native", lambda self, layer, x, chosen: x)
+    monkeypatch.setattr(method, "forward_native", lambda self, layer, x, choice: x)
     plugin.register()
-    seen = capfd.readouterr().err
+    text = capfd.readouterr().err
     assert method.registered is None
-    assert "fits vLLM 0.24 to 0.31, and runs in 0.34.0\n" in seen
-    assert "experts is not used: " in seen
-    assert "forward_native(self, layer, x, chosen) in place of" in seen
+    assert "fits vLLM 0.24 to 0.31, and runs in 0.34.0\n" in text
+    assert "experts is not used: " in text
+    assert "forward_native(self, layer, x, choice) in place of" in text
     assert communicator(stand_in).etc_dist_group
     monkeypatch.setattr(plugin, "_is_registered", False)
     monkeypatch.delattr(vllm_stand_in.CudaCommunicator, "all_reduce")
     plugin.register()
-    seen = capfd.readouterr().err
-    assert "all_reduce is not used: AttributeError" in seen
-    assert "graphs is not used: it needs the world of all_reduce" in seen
+    text = capfd.readouterr().err
+    assert "all_reduce is not used: AttributeError" in text
+    assert "graphs is not used: it needs the world of all_reduce" in text
 
 
 def test_the_files_of_a_wheel_show_what_it_lacks(tmp_path):
@@ -293,5 +293,5 @@ def test_the_files_of_a_wheel_show_what_it_lacks(tmp_path):
 if find_spec("vllm") is not None:  # not in CI
 
     def test_vllms_own_pass_gives_our_operations():
-        done = torchrun(Path(__file__).with_name("vllm_pass.py"))
-        assert done.stdout.count(" passed") == 2, done.stdout
+        process = torchrun(Path(__file__).with_name("vllm_pass.py"))
+        assert process.stdout.count(" passed") == 2, process.stdout

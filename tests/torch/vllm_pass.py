@@ -75,31 +75,31 @@ def main() -> None:
         manager.configure(config)
         manager.passes.insert(0, AsyncTPPass(config))  # vLLM has it on GPUs only
     assert state.get_tp_group().device_communicator.etc_dist_group
-    own = torch.ops.vllm
+    ops = torch.ops.vllm
     of_group = {"dim": 0, "world_size": RANKS}
     of_group["group_name"] = tp = state.get_tp_group().unique_name
 
     def layer(x: Tensor, up: Tensor, down: Tensor, gain: Tensor) -> Tensor:
-        y = torch.mm(own.all_gather(x, **of_group), up)
-        y = own.reduce_scatter(torch.mm(nn.functional.silu(y), down), **of_group)
+        y = torch.mm(ops.all_gather(x, **of_group), up)
+        y = ops.reduce_scatter(torch.mm(nn.functional.silu(y), down), **of_group)
         norm = torch.ops.vllm_ir.fused_add_rms_norm
-        y, residual = norm(own.all_reduce(y, tp), gain.expand(y.shape), gain, 1e-6)
+        y, residual = norm(ops.all_reduce(y, tp), gain.expand(y.shape), gain, 1e-6)
         return y + residual
 
     torch.manual_seed(rank)
     x, up, down = (torch.randn(n, k) / 4 for n, k in ((16, 32), (48, 32), (32, 48)))
     gain = torch.ones(32).bfloat16()
-    given = x.bfloat16(), up.bfloat16().t(), down.bfloat16().t(), gain
-    captured = make_fx(layer, tracing_mode="fake")(*given)
+    tensors = x.bfloat16(), up.bfloat16().t(), down.bfloat16().t(), gain
+    captured = make_fx(layer, tracing_mode="fake")(*tensors)
     [first, *_] = captured.graph.nodes
     with V.set_fake_mode(first.meta["val"].fake_mode):
-        for one in manager.passes:
-            one(captured.graph)
+        for step in manager.passes:
+            step(captured.graph)
     captured.recompile()
     assert captured.code.count("torch.ops.etc_dist.fused_") == 2, captured.code
     assert captured.code.count("torch.ops.etc_dist.all_reduce_norm") == 1
-    expected, found = layer(*given).float(), captured(*given).float()
-    assert (found - expected).abs().max() < 2e-2 * expected.abs().max()
+    expected, result = layer(*tensors).float(), captured(*tensors).float()
+    assert (result - expected).abs().max() < 2e-2 * expected.abs().max()
     print(f"rank {rank} passed", flush=True)
 
 

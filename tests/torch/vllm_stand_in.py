@@ -112,8 +112,8 @@ class PostGradPassManager:
         self.passes: list[InductorPass] = []
 
     def __call__(self, graph: fx.Graph) -> None:
-        for one in self.passes:
-            one(graph)
+        for step in self.passes:
+            step(graph)
 
     def configure(self, config: Any) -> None:
         self.passes += [AsyncTPPass(), AllReduceFusionPass()]
@@ -155,8 +155,8 @@ class UnquantizedFusedMoEMethod(nn.Module):
         self.calls += 1
         total = torch.zeros(x.shape)
         for row, expert, weight in chosen(topk_ids, topk_weights):
-            both = layer.w13_weight[expert].float() @ x[row].float()
-            gate, up = both.chunk(2)
+            gate_up = layer.w13_weight[expert].float() @ x[row].float()
+            gate, up = gate_up.chunk(2)
             active = nn.functional.silu(gate) * up
             total[row] += weight * (layer.w2_weight[expert].float() @ active)
         return total.to(x.dtype)
@@ -164,8 +164,8 @@ class UnquantizedFusedMoEMethod(nn.Module):
 
 def chosen(ids: Tensor, weights: Tensor) -> list[tuple[int, int, float]]:
     """The row, expert and weight of each choice, without padding."""
-    found = [(row, k) for row, k in torch.cartesian_prod(*map(torch.arange, ids.shape))]
-    return [(r, int(ids[r, k]), weights[r, k]) for r, k in found if ids[r, k] >= 0]
+    pairs = [(row, k) for row, k in torch.cartesian_prod(*map(torch.arange, ids.shape))]
+    return [(r, int(ids[r, k]), weights[r, k]) for r, k in pairs if ids[r, k] >= 0]
 
 
 def install(monkeypatch: pytest.MonkeyPatch, group: Any) -> Any:
@@ -183,7 +183,7 @@ def install(monkeypatch: pytest.MonkeyPatch, group: Any) -> Any:
     tp = SimpleNamespace(
         device_group=group, device_communicator=None, unique_name="tp:0"
     )
-    made = {
+    contents_of_modules = {
         "vllm": {"__version__": "0.26.0"},
         "vllm.config.vllm": {"get_current_vllm_config_or_none": lambda: config},
         "vllm.config.compilation": {"PassConfig": pass_config},
@@ -204,12 +204,12 @@ def install(monkeypatch: pytest.MonkeyPatch, group: Any) -> Any:
         },
         f"{_MOE}.unquantized_fused_moe_method": {"UnquantizedFusedMoEMethod": method},
     }
-    for name, contents in made.items():
+    for name, contents in contents_of_modules.items():
         module = ModuleType(name)
         vars(module).update(contents)
         monkeypatch.setitem(sys.modules, name, module)
-    found = {"method": method, "pass_config": pass_config, "config": config, "tp": tp}
-    return SimpleNamespace(platform=platform, **found)
+    parts = {"method": method, "pass_config": pass_config, "config": config, "tp": tp}
+    return SimpleNamespace(platform=platform, **parts)
 
 
 def resolve(name: str) -> Any:

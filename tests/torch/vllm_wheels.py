@@ -47,10 +47,10 @@ class Wheel:
 
     def members(self, module: str, name: str) -> Iterator[tuple[str, ast.AST]]:
         """The names in a class and its bases, and what defines each, nearest first."""
-        found = self.find(module, name)
-        if found is None or not isinstance(found[1], ast.ClassDef):
+        definition = self.find(module, name)
+        if definition is None or not isinstance(definition[1], ast.ClassDef):
             return
-        module, defined = found
+        module, defined = definition
         for node in defined.body:
             if isinstance(node, ast.FunctionDef):
                 yield node.name, node
@@ -65,21 +65,21 @@ class Wheel:
             if isinstance(base, ast.Name):
                 yield from self.members(module, base.id)
 
-    def seen(self, module: str, needed: str) -> str:
-        """What a module has in the place of `needed`, written in the same way."""
-        path, _, parameters = needed.partition("(")
+    def seen(self, module: str, signature: str) -> str:
+        """What a module has in the place of `signature`, written in the same way."""
+        path, _, parameters = signature.partition("(")
         first, _, last = path.partition(".")
         if last:
-            found = dict(reversed([*self.members(module, first)])).get(last)
+            definition = dict(reversed([*self.members(module, first)])).get(last)
         else:
-            found = (self.find(module, first) or (None, None))[1]
-        if found is None:
+            definition = (self.find(module, first) or (None, None))[1]
+        if definition is None:
             return "nothing"
         if not parameters:
             return path
-        if not isinstance(found, ast.FunctionDef):
+        if not isinstance(definition, ast.FunctionDef):
             return f"no function {path}"
-        return f"{path}({', '.join(_parameters(found))})"
+        return f"{path}({', '.join(_parameters(definition))})"
 
 
 def _absolute(module: str, node: ast.ImportFrom) -> str:
@@ -92,8 +92,8 @@ def _targets(node: ast.AST) -> list[ast.expr]:
     """What a statement assigns to."""
     if isinstance(node, ast.AnnAssign):
         return [node.target]
-    found = node.targets if isinstance(node, ast.Assign) else []
-    return [part for one in found for part in getattr(one, "elts", [one])]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [part for target in targets for part in getattr(target, "elts", [target])]
 
 
 def _is_self(node: ast.expr) -> bool:
@@ -102,12 +102,12 @@ def _is_self(node: ast.expr) -> bool:
 
 def _parameters(function: ast.FunctionDef) -> list[str]:
     """Those that a caller gives, and `self`."""
-    given = function.args
-    names = [one.arg for one in (*given.posonlyargs, *given.args)]
-    names += [given.vararg.arg] if given.vararg else []
-    names += [one.arg for one in given.kwonlyargs]
-    names += [given.kwarg.arg] if given.kwarg else []
-    decorators = [getattr(one, "id", None) for one in function.decorator_list]
+    arguments = function.args
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    names += [arguments.vararg.arg] if arguments.vararg else []
+    names += [argument.arg for argument in arguments.kwonlyargs]
+    names += [arguments.kwarg.arg] if arguments.kwarg else []
+    decorators = [getattr(argument, "id", None) for argument in function.decorator_list]
     return names[1:] if "classmethod" in decorators else names
 
 
@@ -116,11 +116,11 @@ def compare(path: Path) -> bool:
     wheel, has_all = Wheel(path), True
     print(f"vLLM {path.name.split('-')[1]}")
     for hook, modules in HOOKS.items():
-        needs = [(module, one) for module, names in modules.items() for one in names]
+        needs = [(module, name) for module, names in modules.items() for name in names]
         wrong = [
-            f"    {module}: {seen} in place of {needed}"
-            for module, needed in needs
-            if (seen := wheel.seen(module, needed)) != needed
+            f"    {module}: {text} in place of {signature}"
+            for module, signature in needs
+            if (text := wheel.seen(module, signature)) != signature
         ]
         print(
             f"  {hook}: has {len(needs) - len(wrong)} of {len(needs)}", *wrong, sep="\n"
