@@ -3,11 +3,12 @@
 A lane's tasks are the tasks of its calls, one call after the other, in a loop turn by
 turn (a turn is one iteration). A *unit* is what the lane assigns at once: one task.
 
-A strided lane assigns unit u to worker u % workers. Its turns of at least a wave end
-with units of no call, up to a whole wave: so a worker has the same tasks in every turn,
-whose code its SM has cached. Units of a ticket lane are claimed
-in order with an atomic ticket: on the tensor lane by workers, on the transfer lane by
-several warps of every worker, and by the warps of the tensor lane once that is empty.
+A strided lane assigns unit u to worker u % workers. Where turns wait for earlier ones,
+those of at least a wave end with units of no call, up to a whole wave: so a worker has
+the same tasks in every turn, whose code its SM has cached. Units of a ticket lane are
+claimed in order with an atomic ticket: on the tensor lane by workers, on the transfer
+lane by several warps of every worker, and by the warps of the tensor lane once that is
+empty.
 Units of a queue lane are claimed in the same way: first, in order, those of calls that
 are not queued: without waits, then those that no other task can precede; at last all
 others in the order in which they become ready. Its calls are sorted accordingly.
@@ -75,6 +76,8 @@ class Lane:
     policy: str
     claimed_calls: tuple[str, ...] = ()
     """In a queue lane, the names of the calls with waits that are not queued."""
+    dependent_loops: tuple[str, ...] = ()
+    """In a strided lane, the names of the loops whose turns wait for earlier ones."""
 
     def queued(self, call: Call) -> bool:
         """Whether the units of `call` pass through the lane's queue."""
@@ -124,7 +127,7 @@ class Lane:
     def period(self, loop: Loop) -> Expr:
         """Units of one turn of `loop`, those of no call included."""
         num_units = self._turn(loop.items)
-        if self.policy != STRIDED:
+        if loop.name not in self.dependent_loops:
             return num_units
         whole_waves = ceildiv(num_units, WORKERS) * WORKERS
         return select(num_units < WORKERS, num_units, whole_waves)
@@ -297,8 +300,7 @@ class Plan:
             )
         for lane in self.lanes:
             lines.append(f"lane {lane.name}: {lane.policy}")
-            policy = TICKET if lane.policy == STRIDED else lane.policy
-            of_tasks = replace(lane, policy=policy)  # without units of no call
+            of_tasks = replace(lane, dependent_loops=())  # without units of no call
             lines += _show_items(of_tasks, lane.items, env)
             if env is not None and workers and lane.policy == STRIDED:
                 total = int(lane.total.evaluate(env))

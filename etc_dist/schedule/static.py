@@ -3,7 +3,10 @@ dynamic scheduling, from Event Tensor (arXiv 2604.13327)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from etc_dist.errors import ScheduleError
+from etc_dist.ir.call import Call
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import GraphFunction, expect_graph
 from etc_dist.schedule.plan import STRIDED, TICKET, Lane, Plan
@@ -17,14 +20,30 @@ def schedule_static(graph: GraphFunction) -> Plan:
     Tasks of the transfer lane are claimed by an atomic ticket. ScheduleError for a
     graph without calls."""
     require_calls(graph)
-    lanes = []
+    lanes, dependent_loops = [], _dependent_loops(graph.calls)
     for name in (TENSOR, TRANSFER):
         calls = tuple(c for c in graph.calls if c.function.lane == name)
         uneven = [c for c in calls if c.is_loaded and not c.even]
         is_even = name == TENSOR and not uneven
         policy = STRIDED if is_even else TICKET
-        lanes.append(Lane(name, calls, policy))
+        loops = dependent_loops if is_even else ()
+        lanes.append(Lane(name, calls, policy, dependent_loops=loops))
     return Plan(graph, "static", tuple(lanes))
+
+
+def _dependent_loops(calls: Sequence[Call]) -> tuple[str, ...]:
+    """The loops in which a call waits for an event that it or a later call notifies."""
+
+    def depends(name: str) -> bool:
+        notified_events: set[str] = set()
+        for call in reversed([c for c in calls if name in c.loop_names]):
+            notified_events |= {ref.events.name for ref in call.notifies}
+            if any(ref.events.name in notified_events for ref in call.waits):
+                return True
+        return False
+
+    names = dict.fromkeys(name for call in calls for name in call.loop_names)
+    return tuple(filter(depends, names))
 
 
 def require_calls(graph: GraphFunction) -> None:

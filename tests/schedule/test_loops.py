@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etc_dist.ir import GraphFunction
-from etc_dist.schedule import Plan, schedule_static
+from etc_dist.schedule import Lane, Plan, schedule_static
 from etc_dist.schedule.plan import WORKERS
 from tests.graphs.kit import Kit, made
 
@@ -29,10 +30,16 @@ def steps(g: Kit) -> None:
     g.do("last")
 
 
+def dependent(graph: GraphFunction) -> Lane:
+    """The tensor lane, as if the turns of `steps` waited for earlier ones."""
+    lane = schedule_static(graph).lane("tensor")
+    return replace(lane, dependent_loops=("step", "layer"))
+
+
 def units(graph: GraphFunction, workers: int, **dims: int) -> list[str]:
     """The task of each unit of the tensor lane, as text; "" for a unit of no call."""
     env = graph.environment(dims, 0) | {WORKERS.name: workers}
-    lane = schedule_static(graph).lane("tensor")
+    lane = dependent(graph)
 
     def text(index: int) -> str:
         unit = lane.find(index, env)
@@ -64,6 +71,23 @@ def test_a_worker_has_the_same_tasks_in_every_turn(workers):
     assert {len(numbers) for numbers in workers_of.values()} == {1}
 
 
+def test_turns_depend_if_an_event_of_one_is_waited_for_in_the_next():
+    def chained(g: Kit) -> None:
+        n = g.dims("n")
+        turn_events, middle_events = g.event("turns", n + 1), g.event("middles", n)
+        with g.loop(step=n) as step:
+            with g.loop(layer=1):
+                g.do("first", waits=[turn_events[step]], notifies=[middle_events[step]])
+            g.do(
+                "second",
+                waits=[middle_events[step]],
+                notifies=[turn_events[step + 1]],
+            )
+
+    lanes = [schedule_static(made(g)).lane("tensor") for g in (chained, steps)]
+    assert [lane.dependent_loops for lane in lanes] == [("step",), ()]
+
+
 def test_a_turn_of_fewer_tasks_than_workers_is_followed_at_once():
     assert "" not in units(made(steps), 100, n=3, m=2)
 
@@ -72,7 +96,7 @@ def test_a_turn_of_fewer_tasks_than_workers_is_followed_at_once():
 def test_position_is_the_inverse_of_find(n, m, workers):
     graph = made(steps)
     env = graph.environment({"n": n, "m": m}, 0) | {WORKERS.name: workers}
-    lane, positions = schedule_static(graph).lane("tensor"), []
+    lane, positions = dependent(graph), []
     for call in lane.calls:
         unit = np.arange(int(call.tasks.evaluate(env)))
         at = lane.position(call, unit, env)
@@ -86,7 +110,9 @@ def test_position_is_the_inverse_of_find(n, m, workers):
 
 
 def test_a_plan_shows_its_loops():
-    plan: Plan = schedule_static(made(steps))
+    plan: Plan = schedule_static(graph := made(steps))
+    _, transfer_lane = plan.lanes
+    plan = replace(plan, lanes=(dependent(graph), transfer_lane))
     lines = plan.show(2, n=2, m=5).splitlines()
     assert lines[2:9] == [
         "  first: 2 units",
