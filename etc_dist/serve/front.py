@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import signal
 import socket
 from contextlib import suppress
@@ -38,6 +39,9 @@ def run_front(
         channel.send(Ready())  # before the event loop sends any job, or its end
     except EOFError:
         return
+    except OSError as error:  # another server has bound the port, and listens by now
+        channel.send(Ready(str(error)))
+        return
     front.start()
     signal.signal(signal.SIGTERM, lambda *_: front.drain())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS[:1])
@@ -50,6 +54,15 @@ def run_front(
         if isinstance(message, TurnReport):
             front.deliver(message)
     front.fail(message.text)
+
+
+def is_sendable(error: BaseException) -> bool:
+    """Whether another process can have it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return True
 
 
 class Front:
@@ -118,7 +131,7 @@ class Front:
         try:
             asyncio.run(self._serve())
         except BaseException as error:
-            self._put(Ended(error))
+            self._put(Ended(error if is_sendable(error) else RuntimeError(repr(error))))
         else:
             self._put(Ended())
         finally:

@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Self
 
-from etc_dist.errors import WorldError
+from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.serve.channel import Channel
 from etc_dist.serve.jobs import Failure, Served
 
@@ -51,12 +51,21 @@ class FrontProcess:
         self._process.kill()
 
     def serve(self, served_model: Served) -> None:
-        """Take requests for a model from now on."""
+        """Take requests for a model from now on. ArgumentError if another process has
+        begun to listen on the port."""
         try:
             self.channel.send(served_model)
-            self.channel.receive()
+            ready = self.channel.receive()
         except EOFError as error:
             raise self._ended() from error
+        if ready.error:
+            raise ArgumentError(
+                "the server cannot listen",
+                where=f"etc-dist serve at {self.url}",
+                wanted="a port on which no other process listens",
+                got=ready.error,
+                fix="choose another --port, or end the process that has it",
+            )
 
     def drain(self) -> None:
         """Take no more requests; the event loop ends when all are answered. Also for

@@ -81,7 +81,9 @@ class Served:
 
 @dataclass(frozen=True)
 class Ready:
-    """The HTTP server takes requests."""
+    """The HTTP server takes requests, or cannot listen, by this error."""
+
+    error: str = ""
 
 
 @dataclass(frozen=True)
