@@ -14,7 +14,7 @@ import sys
 import etc_dist
 from etc_dist.models import TextStream, load, load_tokenizer, packaged_model
 
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Japan?"
 
 
 def main() -> None:

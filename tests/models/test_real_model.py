@@ -24,7 +24,7 @@ pytestmark = pytest.mark.models
 ROOT = Path(__file__).parents[2]
 ERROR = 0.125
 """The distance of neighbours among bf16 logits from 16 to 32."""
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Japan?"
 DRAWN = "--temperature", "100"
 
 
@@ -82,7 +82,7 @@ def run(*command, stderr=subprocess.PIPE):
 
 def test_the_command_writes_an_answer():
     process = run("-m", "etc_dist.cli", "generate", QUESTION)
-    assert process.stdout == "The capital of France is Paris.\n"
+    assert process.stdout == "The capital of Japan is Tokyo.\n"
     line = r"SmolLM2-135M-Instruct on cpu: 37 tokens read in .* written, .* tokens/s\n"
     assert re.search(line, process.stderr)
 
@@ -114,7 +114,7 @@ def test_three_ranks_write_one_answer():
 PAGE = (ROOT / "docs/models.md").read_text()
 LISTINGS = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```", PAGE, re.M | re.S))
 OUTPUTS = {
-    "sentence.py": "The capital of France is Paris.\n",
+    "sentence.py": "The capital of Japan is Tokyo.\n",
     "serve.py": "1 [",
     "drawn.py": "[[",
     "step.py": "(3,) (3, ",
@@ -130,4 +130,4 @@ def test_listings_of_the_page_run(name, tmp_path):
 
 def test_the_example_writes_a_sentence():
     process = run("examples/generate.py")
-    assert process.stdout.endswith("The capital of France is Paris.\n")
+    assert process.stdout.endswith("The capital of Japan is Tokyo.\n")

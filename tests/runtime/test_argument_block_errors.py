@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from etc_dist.codegen import generate
@@ -59,6 +61,8 @@ def test_units_of_all_turns_have_numbers_of_32_bits(tasks, turns, workers, more_
     row, of_turn = "4[0] 8 float32", {"grid": f"i: {tasks}", "loop": "turn: turns"}
     task = Task(push_rows(TENSOR), [f"x {row}"], [f"y {row}"], **of_turn)
     plan = schedule_static(calls(1, tasks=[task], dims="turns"))
+    lanes = [replace(lane, dependent_loops=("turn",)) for lane in plan.lanes]
+    plan = replace(plan, lanes=tuple(lanes))
     arguments = plan, generate(plan), {"turns": turns}, 0, Capacity(), PLACES
     assert fill(*arguments, workers[0])["dim_turns"] == turns
     with pytest.raises(ArgumentError, match="2147483648, as indices") as caught:
