@@ -40,7 +40,7 @@ PAGE_SIZE = 64
 
 DEVIATIONS = {"cache": 1.0, "qkv_bias": 1.0, "o_bias": 1.0, "sinks": 4.0}
 DEVIATIONS["correction"] = 0.1
-"""Of what is no matrix. Some sinks are as large as the sum of all scores."""
+"""Of weights that are no matrices. Some sinks are as large as the sum of the scores."""
 ROUTINGS = ("uniform", "zipf", "one set")
 """How rows choose experts, see `routing_bias` of moe.py."""
 COMMON, PREFERRED = 32.0, 1 / 16

@@ -2,7 +2,7 @@
 them, without new keys and values, against FlashAttention-3.
 
 The lengths of requests follow from the commit: uniform in their logarithms. A call
-computes LAYERS layers, each with a cache of its own, of which nothing stays in the L2
+computes LAYERS layers, each with its own cache, of which nothing stays in the L2
 cache until the next call; times are of a layer. A layer begins when all of the one
 before is complete. Ours normalizes and rotates queries, the rival gets them so.
 

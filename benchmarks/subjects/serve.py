@@ -4,7 +4,7 @@ without a server, and against vLLM's server of the same folder.
     .venv/bin/python benchmarks/run.py serve
     .venv/bin/python benchmarks/run.py serve --vllm    # which needs the package
 
-Clients begin together, each with a prompt of its own, and each stream is checked: its
+Clients begin together, each with its own prompt, and each stream is checked: its
 tokens, its end and its text. Waves of clients follow each other; the first one is not
 timed. vLLM's own benchmark client runs against the server, too. A gate that is not met
 is recorded as a failure of the run."""
@@ -56,7 +56,7 @@ START_SECONDS, END_SECONDS = 200.0, 30.0
 """In which a server, or vLLM's client, has to be ready, and in which a server ends."""
 ENGINE_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 OF_LAUNCHERS = ("PMI", "OMPI_", "HYDI_")
-"""Variables of a rank, which a server that is a job of its own does not have."""
+"""Variables of a rank, which a server that is a separate job does not have."""
 PROTOCOL = (
     "an HTTP client of one thread; all prompts of a wave at once; in a wave medians of "
     "the streams, then of {} waves after a warm-up; without a server: the same "
@@ -155,7 +155,7 @@ def vllm_command(folder: Path, options: Namespace) -> list[str]:
 
 
 def variables(**changes: str) -> dict[str, str]:
-    """The environment of a process that is no rank."""
+    """The environment of a process that is not a rank."""
     environment = {
         n: v for n, v in os.environ.items() if not n.startswith(OF_LAUNCHERS)
     }
@@ -164,7 +164,7 @@ def variables(**changes: str) -> dict[str, str]:
 
 
 def vllm_variables() -> dict[str, str]:
-    """The environment of vLLM, whose server has an engine in a process of its own."""
+    """The environment of vLLM, whose server runs its engine in a separate process."""
     return {**ENVIRONMENT, **variables(VLLM_PLUGINS=""), ENGINE_PROCESS: "1"}
 
 

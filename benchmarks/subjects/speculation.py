@@ -1,5 +1,5 @@
 """Decoding with drafts of the next tokens, against the same model without, of one
-request: a text that repeats, and a random one of few different tokens, of which most
+request: a text that repeats, and a random one from a small set of tokens, of which most
 drafts are wrong.
 
 The layers add nothing to the embedding of a token. Of the first text, the output head

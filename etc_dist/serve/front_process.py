@@ -23,7 +23,7 @@ END_SECONDS = 2.0
 
 
 class FrontProcess:
-    """The HTTP server in a process of its own, so that it and the steps do not wait for
+    """The HTTP server in a separate process, so that it and the steps do not wait for
     each other: of two threads of Python, one runs at a time. It starts while the model
     is loaded. A context manager, which ends it. url: of the server. channel: of jobs
     from it, and of reports to it."""

@@ -1,4 +1,4 @@
-"""The benchmark of attention alone, beside a stand-in for FlashAttention-3."""
+"""The benchmark of attention alone against a stand-in for FlashAttention-3."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def flash_attention(
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Record]:
-    """The records of a run beside the stand-in."""
+    """The records of a run with the stand-in."""
     vllm, flash = ModuleType("vllm"), ModuleType(VLLM)
     vllm.__spec__, vllm.__version__ = ModuleSpec("vllm", None), "0.24.0"
     flash.get_scheduler_metadata = lambda **options: "a plan"
