@@ -40,12 +40,20 @@ PAGE_SIZE = 64
 
 DEVIATIONS = {"cache": 1.0, "qkv_bias": 1.0, "o_bias": 1.0, "sinks": 4.0}
 DEVIATIONS["correction"] = 0.1
-"""Of weights that are no matrices. Some sinks are as large as the sum of the scores."""
+"""Of arrays other than matrices. Some sinks are as large as the sum of the scores."""
 ROUTINGS = ("uniform", "zipf", "one set")
 """How rows choose experts, see `routing_bias` of moe.py."""
 COMMON, PREFERRED = 32.0, 1 / 16
 """A column of all embeddings, through which routers prefer experts; and about what it
 is divided by until it reaches them."""
+
+
+def drawn_table(num_own_pages: Any) -> Any:
+    """The page table of requests with so many pages each, in random order."""
+    table = np.full((len(num_own_pages), num_own_pages.max()), UNUSED, np.int32)
+    has_page = np.arange(table.shape[1]) < num_own_pages[:, None]
+    table[has_page] = np.random.default_rng(0).permutation(num_own_pages.sum())
+    return table
 
 
 class Decoder:
@@ -90,12 +98,10 @@ class Decoder:
             ranks=world.size,
         )
         num_own_pages = -(-(self.lengths + steps - 1) // PAGE_SIZE)
-        self._num_pages, most_pages = int(num_own_pages.sum()), int(num_own_pages.max())
+        table = drawn_table(num_own_pages)
+        self._num_pages, most_pages = int(num_own_pages.sum()), table.shape[1]
         drawn = self._draw_all(self.part, config.layers)
         self.cache, self.weights = drawn.pop("cache"), drawn
-        table = np.full((most, most_pages), UNUSED, np.int32)
-        has_page = np.arange(most_pages) < num_own_pages[:, None]
-        table[has_page] = np.random.default_rng(0).permutation(self._num_pages)
         self.given = {"table": table, **config.tables(most_pages * PAGE_SIZE)}
         self.given = {n: device.xp.asarray(a) for n, a in self.given.items()}
 

@@ -201,13 +201,6 @@ def _normed(
     num_rows, positions = len(arrays["ids"]), arrays["position"]
     x, below = math.rows(arrays["embedding"], arrays["ids"]), 0.0
     cos_sin = math.stored(math.rows(arrays["cos_sin"], positions))[:, None]
-    cos, sin = cos_sin[..., : dim // 2], cos_sin[..., dim // 2 :]
-
-    def rotate(x: Any) -> Any:
-        low, high = x[..., : dim // 2], x[..., dim // 2 :]
-        parts = low * cos - high * sin, high * cos + low * sin
-        return math.xp.concatenate(parts, axis=-1)
-
     for layer in range(len(arrays["w_qkv"])):
 
         def stored(name: str, layer: int = layer) -> Any:
@@ -221,7 +214,8 @@ def _normed(
         if config.normalizes_heads:
             q = math.norm(q, stored("q_norm"), eps)
             k = math.norm(k, stored("k_norm"), eps)
-        q, k, v = rotate(q), rotate(k), qkv[:, heads + kv_heads :]
+        q, k = rotated(math, q, cos_sin), rotated(math, k, cos_sin)
+        v = qkv[:, heads + kv_heads :]
         sinks = None
         if features.has_sinks:
             sinks = stored("sinks").reshape(kv_heads, -1, 1)
@@ -240,6 +234,19 @@ def _normed(
             mixed, gap = _mix(math, config, y, arrays, layer)
             x, below = x + mixed, max(below, gap)
     return math.norm(x, math.stored(arrays["norm"][-1]), eps), below
+
+
+def rotated(math: Fp32, x: Any, cos_sin: Any) -> Any:
+    """The rotary embedding of heads [..., dim]; cos_sin: cosines, then sines."""
+    half = x.shape[-1] // 2
+    low, high, cos, sin = (
+        array[..., part]
+        for array in (x, cos_sin)
+        for part in (slice(half), slice(half, None))
+    )
+    return math.xp.concatenate(
+        (low * cos - high * sin, high * cos + low * sin), axis=-1
+    )
 
 
 def _stored_at(math: Fp32, arrays: Mapping[str, Any], name: str, at: Any) -> Any:

@@ -23,9 +23,9 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks import records
-from benchmarks.decoder import PAGE_SIZE
+from benchmarks.decoder import PAGE_SIZE, drawn_table
 from benchmarks.decoder_models import MODELS, SMALL_MODELS
-from benchmarks.decoder_reference import Fp32, cached
+from benchmarks.decoder_reference import Fp32, cached, rotated
 from benchmarks.device import DTYPES, Device, Gpu, captured, wide
 from benchmarks.harness import (
     REPEATS,
@@ -170,10 +170,7 @@ class Attention(Workload):
         """The inputs but x, by name."""
         config, xp = self.config, self.device.xp
         num_own_pages = -(-self.lengths // PAGE_SIZE)
-        num_pages, most_pages = int(num_own_pages.sum()), int(num_own_pages.max())
-        table = np.full((self.m, most_pages), -1, np.int32)
-        has_page = np.arange(most_pages) < num_own_pages[:, None]
-        table[has_page] = np.random.default_rng(0).permutation(num_pages)
+        table, num_pages = drawn_table(num_own_pages), int(num_own_pages.sum())
         of_layer = num_pages, 2, config.kv_heads, PAGE_SIZE, config.head_dim
         cache = self.device.empty((self.layers, *of_layer), self.dtype)
         for layer in range(self.layers):
@@ -186,7 +183,7 @@ class Attention(Workload):
             "request": xp.arange(self.m, dtype=np.int32),
             "position": xp.asarray(self.lengths[None] - 1),
             "table": xp.asarray(table),
-            "cos_sin": xp.asarray(config.cos_sin(most_pages * PAGE_SIZE)),
+            "cos_sin": xp.asarray(config.cos_sin(table.shape[1] * PAGE_SIZE)),
             **dict.fromkeys(names, gains),
             "cache": cache,
         }
@@ -249,12 +246,8 @@ class Attention(Workload):
         if config.normalizes_heads:
             gain = wide(tensors["q_norm"])[layer]
             heads = math.norm(heads, gain, config.norm_eps)
-        half = config.head_dim // 2
-        angles = tensors["cos_sin"][tensors["position"][0]][:, None]
-        cos, sin = angles[..., :half], angles[..., half:]
-        low, high = heads[..., :half], heads[..., half:]
-        parts = low * cos - high * sin, high * cos + low * sin
-        return math.xp.concatenate(parts, axis=-1)
+        cos_sin = tensors["cos_sin"][tensors["position"][0]][:, None]
+        return rotated(math, heads, cos_sin)
 
     def reference_of(self, layer: int) -> Any:
         config, math, of_rows = self.config, Fp32(self.device.xp), []

@@ -56,7 +56,7 @@ def test_an_error_of_the_event_loop_that_no_process_can_have_is_sent_as_text(
     monkeypatch,
 ):
     class OwnError(Exception):
-        """It is no name of a module."""
+        """Not the name of a module: another process cannot load it."""
 
     async def fail(front: Front) -> None:
         raise OwnError("a text")
