@@ -65,28 +65,34 @@ ETC_DEVICE void store_part(u64 part, const float (&d)[kCount], u32 num_groups) {
 
 // A thread adds its sums of `count` parts, of the first num_groups groups of a slice, to its
 // accumulators of the groups from kFirst on.
+// NOTE: loads of several groups and parts are in flight together, as many as registers allow. Parts
+// beyond the last one add 0, which changes nothing.
 template <u32 kFirst, u32 kCount>
 ETC_DEVICE void add_parts(
     float (&d)[kCount], u64 source, u32 part_bytes, u32 count, u32 num_groups) {
   constexpr u32 kGroups = kCount / 4 - kFirst < kSliceGroups ? kCount / 4 - kFirst : kSliceGroups;
   constexpr u32 kTogether = kGroups < 4 ? kGroups : 4;  // groups whose loads are in flight together
+  constexpr u32 kPairs = 2 * kTogether, kParts = kCount <= 32 ? 8 / kTogether : 1;  // and parts
   source += ptx::thread() * 8;
 #pragma unroll 1
-  for (u32 part = 0; part < count; ++part, source += part_bytes) {
+  for (u32 part = 0; part < count; part += kParts, source += kParts * part_bytes) {
 #pragma unroll
     for (u32 first = 0; first < kGroups; first += kTogether) {
-      uint2 pairs[2 * kTogether];
+      uint2 pairs[kParts][kPairs];
 #pragma unroll
-      for (u32 j = 0; j < 2 * kTogether; ++j) {
-        const u32 group = first + j / 2;
-        pairs[j] = ptx::load8_l2_if(
-            group < num_groups, source + group * kGroupBytes + j % 2 * (kGroupBytes / 2));
+      for (u32 i = 0; i < kParts * kPairs; ++i) {
+        const u32 next = i / kPairs, j = i % kPairs, group = first + j / 2;
+        pairs[next][j] = ptx::load8_l2_if(
+            group < num_groups && part + next < count,
+            source + next * part_bytes + group * kGroupBytes + j % 2 * (kGroupBytes / 2));
       }
 #pragma unroll
-      for (u32 j = 0; j < 2 * kTogether; ++j) {
-        if (first + j / 2 >= kGroups) break;
+      for (u32 i = 0; i < kParts * kPairs; ++i) {
+        const u32 j = i % kPairs;
+        if (first + j / 2 >= kGroups) continue;
+        const uint2 pair = pairs[i / kPairs][j];
         float* sums = d + 4 * (kFirst + first) + 2 * j;
-        sums[0] += __uint_as_float(pairs[j].x), sums[1] += __uint_as_float(pairs[j].y);
+        sums[0] += __uint_as_float(pair.x), sums[1] += __uint_as_float(pair.y);
       }
     }
   }
