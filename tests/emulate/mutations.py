@@ -115,7 +115,7 @@ BROKEN = {
     },
     "functions/tile_parts": {
         "parts, tall": {
-            "part < count": "part + 1 < count",
+            "part + next < count": "part + next + 1 < count",
             "j * kGroupBytes": "(j ^ 1) * kGroupBytes",
         },
     },
