@@ -48,8 +48,6 @@ SIZES = {
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ("benchmarks", "docs", "examples", "launch")
 """Further folders where names are checked."""
-UNREAD_TESTS = {"emulate", "serve"}
-"""Folders of tests that still have other names."""
 OF_TORCH = ["MLP", "MoE"]
 """Layers that are modules of torch, too, as users expect."""
 
@@ -71,13 +69,8 @@ def all_trees() -> dict[str, ast.Module]:
 
 @cache
 def trees_with_tests() -> dict[str, ast.Module]:
-    """Also those of tests, but for UNREAD_TESTS."""
-    tests = trees_in(["tests"])
-    return all_trees() | {
-        file: tree
-        for file, tree in tests.items()
-        if UNREAD_TESTS.isdisjoint(Path(file).parts)
-    }
+    """Also those of tests."""
+    return all_trees() | trees_in(["tests"])
 
 
 def trees_in(folders: Iterable[str]) -> dict[str, ast.Module]:

@@ -23,22 +23,22 @@ PARTS = 6
 DIMS = {"n": PARTS * PART}
 
 
-def sent_in_vain(world_size: int, *, wanted: int | None = None) -> GraphFunction:
-    """y is the other rank's x, by tasks that wait for `wanted` or `count` notifications
-    and get one. z is x, by tasks that do not wait."""
+def sent_in_vain(world_size: int, *, num_wanted: int | None = None) -> GraphFunction:
+    """y is the other rank's x, by tasks that wait for `num_wanted` or `count`
+    notifications and get one. z is x, by tasks that do not wait."""
     parts = f"""
         let parts = n // {PART}
         input count [8] int32
         symmetric box [n] bfloat16
-        cross-rank events came [parts] expects {wanted or "count.load(0)"}
+        cross-rank events came [parts] expects {num_wanted or "count.load(0)"}
     """
-    part, other = f"[tile(i, {PART})]", "on((rank + 1) % 2)"
+    part, on_peer = f"[tile(i, {PART})]", "on((rank + 1) % 2)"
     copy, x, grid = copy_on("transfer"), f"x n{part} bfloat16", {"grid": "i: parts"}
-    to, sent = [f"box.{other}{part}"], [f"came.{other}[i]"]
-    taken = [f"box{part}"], [f"y n{part} bfloat16"]
+    to, sent_events = [f"box.{on_peer}{part}"], [f"came.{on_peer}[i]"]
+    copied_parts = [f"box{part}"], [f"y n{part} bfloat16"]
     tasks = [
-        Task(copy, [x], to, name="send", notifies=sent, **grid),
-        Task(copy, *taken, name="take", waits=["came[i]"], **grid),
+        Task(copy, [x], to, name="send", notifies=sent_events, **grid),
+        Task(copy, *copied_parts, name="take", waits=["came[i]"], **grid),
         Task(copy_on("tensor"), [x], [f"z n{part} bfloat16"], name="keep", **grid),
     ]
     return calls(world_size, tasks=tasks, dims="n", parts=parts)
@@ -47,8 +47,8 @@ def sent_in_vain(world_size: int, *, wanted: int | None = None) -> GraphFunction
 def sent_far_in_vain(ranks: int, local_size: int) -> GraphFunction:
     """`sent_in_vain` by one message, for partners on two hosts."""
     options = {"copy": copy_on("transfer"), "keep": copy_on("tensor")}
-    made = {"dtype": "bfloat16", "counts": True, "local_size": local_size}
-    return sent_far(ranks, **options, **made)
+    settings = {"dtype": "bfloat16", "counts": True, "local_size": local_size}
+    return sent_far(ranks, **options, **settings)
 
 
 class Aborted:
@@ -59,8 +59,10 @@ class Aborted:
         self, program: Emulator, seed: int = 0, counts: Sequence[int] = (2, 2)
     ):
         self.program, self.seed = program, seed
-        made = program.plan, program.source, [DIMS] * len(counts), program.workers
-        self.memory = EmulatedMemory(*made)
+        dims = [DIMS] * len(counts)
+        self.memory = EmulatedMemory(
+            program.plan, program.source, dims, program.workers
+        )
         self.memory.begin()
         numbers = np.arange(DIMS["n"]).astype(numpy_dtype("bfloat16"))
         inputs = [
@@ -68,7 +70,7 @@ class Aborted:
             for rank, count in enumerate(counts)
         ]
         self.arrays = [
-            program._arrays(rank, given, DIMS) for rank, given in enumerate(inputs)
+            program._arrays(rank, arrays, DIMS) for rank, arrays in enumerate(inputs)
         ]
 
     def run(self, runs: int) -> str:
@@ -116,8 +118,9 @@ def check_skipped(program: Emulator) -> None:
         runs.arrays[rank]["z"][:] = 7
     before = [array.copy() for array in runs.memory._symmetric]
     assert runs.run(2) == ""
-    for rank, held in enumerate(runs.arrays):
-        assert (held["z"] == 7).all() and np.isnan(held["y"].astype(np.float32)).all()
+    for rank, arrays in enumerate(runs.arrays):
+        assert (arrays["z"] == 7).all()
+        assert np.isnan(arrays["y"].astype(np.float32)).all()
         assert (runs.memory._symmetric[rank] == before[rank]).all()
         assert runs.memory.control[rank]["epoch"] == 7
         assert runs.memory.control[rank]["resident"] == 0
@@ -127,4 +130,5 @@ def copied_in_vain(lane: str) -> GraphFunction:
     """Three copies, of which the second one, on `lane`, waits for a notification too
     many. It is claimed first, the third one is queued."""
     lanes = "tensor", lane, "tensor"
-    return copied(1, copies=[(copy_on(each), PART) for each in lanes], extra=1)
+    copies = [(copy_on(copy_lane), PART) for copy_lane in lanes]
+    return copied(1, copies=copies, extra=1)

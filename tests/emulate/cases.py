@@ -49,7 +49,8 @@ def check(
     first = None
     for seed in seeds:
         runs = 2 - seed % 2
-        ys = [found["y"] for found in program.run(inputs, dims, seed=seed, runs=runs)]
+        all_outputs = program.run(inputs, dims, seed=seed, runs=runs)
+        ys = [outputs["y"] for outputs in all_outputs]
         for answer, y in zip(answers, ys, strict=True):
             assert answer.error(y) < TOLERANCE[dtype]
             answer.check(y, dtype)
@@ -117,9 +118,9 @@ def matmul_all_reduce(rows: int, k: int, tiling: Tiling) -> Given:
         {"x": draw(rng, (rows, k), "bfloat16"), "w": draw(rng, (n, k), "bfloat16")}
         for _ in range(2)
     ]
-    each = [matmul_of(**given) for given in inputs]
-    total = sum(a.expected for a in each)
-    answer = Answer(total, sum(a.magnitude for a in each))
+    partial_answers = [matmul_of(**arrays) for arrays in inputs]
+    total = sum(a.expected for a in partial_answers)
+    answer = Answer(total, sum(a.magnitude for a in partial_answers))
     dims = {"rows": rows, "vectors": n // 8, "k": k, "algorithm": TILES, "piece": 10}
     dims["early_strips"] = 0
     return inputs, [answer] * 2, dims | dims_of(tiling, TILES_NAME)
@@ -141,9 +142,11 @@ def matmul_reduce_scatter(
         {"x": draw(rng, (2, rows, k), "bfloat16"), "w": draw(rng, of_w, "bfloat16")}
         for _ in range(2)
     ]
-    each = [matmul_of(i["x"], i["w"] if w_layout == "nk" else i["w"].T) for i in inputs]
-    total = sum(a.expected for a in each)
-    magnitude = sum(a.magnitude for a in each)
+    partial_answers = [
+        matmul_of(i["x"], i["w"] if w_layout == "nk" else i["w"].T) for i in inputs
+    ]
+    total = sum(a.expected for a in partial_answers)
+    magnitude = sum(a.magnitude for a in partial_answers)
     answers = [Answer(total[r], magnitude[r]) for r in range(2)]
     tiling = Tiling(shape, columns, split, parts)
     return inputs, answers, {"rows": rows, "n": n, "k": k, **dims_of(tiling)}
@@ -212,9 +215,9 @@ def some_numbers() -> tuple[dict[str, Any], Any]:
 
 def sums(kind: str) -> Given:
     """For running_sums."""
-    given = inputs(11)
-    sums = reference_sums(given, kind)
-    return [given], [Answer(sums, np.abs(sums))], {"n": 11}
+    arrays = inputs(11)
+    sums = reference_sums(arrays, kind)
+    return [arrays], [Answer(sums, np.abs(sums))], {"n": 11}
 
 
 def sums_of_ranks(world_size: int) -> Given:
@@ -325,8 +328,8 @@ def matmul_of_one(world_size: int) -> GraphFunction:
 def one_of_three(number: int = 2) -> Given:
     rng, (rows, n, k) = np.random.default_rng(11), (140, 264, 136)
     x, w = draw(rng, (rows, k), "bfloat16"), draw(rng, (3, n, k), "bfloat16")
-    given = {"given": np.array([number], np.int32), "x": x, "w": w}
-    return [given], [matmul_of(x, w[number])], {"rows": rows, "n": n, "k": k}
+    arrays = {"given": np.array([number], np.int32), "x": x, "w": w}
+    return [arrays], [matmul_of(x, w[number])], {"rows": rows, "n": n, "k": k}
 
 
 def matmul(rows: int, n: int, k: int) -> Given:
@@ -364,9 +367,9 @@ def numbers() -> Given:
     rng, n, notifiers = np.random.default_rng(7), 24 * PART, 40
     x = draw(rng, (n,), "bfloat16")
     target = rng.integers(0, n // PART, notifiers).astype(np.int32)
-    given = np.bincount(target, minlength=n // PART).astype(np.int32)
+    counts = np.bincount(target, minlength=n // PART).astype(np.int32)
     wide = x.astype(np.float32)
-    inputs = {"x": x, "given": given, "target": target}
+    inputs = {"x": x, "given": counts, "target": target}
     return [inputs], [Answer(wide, np.abs(wide))], {"n": n, "notifiers": notifiers}
 
 

@@ -100,8 +100,8 @@ def experts(
     workers: int = 4,
 ) -> Case:
     graph = partial(moe_graph, 1, experts=count, top_k=2, packs=packs)
-    given = partial(moe, tokens, count, 2, hidden, inner, "bfloat16")
-    return Case(graph, given, always, workers=workers)
+    make_inputs = partial(moe, tokens, count, 2, hidden, inner, "bfloat16")
+    return Case(graph, make_inputs, always, workers=workers)
 
 
 def few(
@@ -109,8 +109,8 @@ def few(
 ) -> Case:
     options = {"experts": 16, "top_k": 3, "product_tasks": tasks}
     graph = partial(moe_few_tokens_graph, 1, **options)
-    given = partial(moe, tokens, 16, 3, hidden, 56, "bfloat16")
-    return Case(graph, given, always, workers=workers)
+    make_inputs = partial(moe, tokens, 16, 3, hidden, 56, "bfloat16")
+    return Case(graph, make_inputs, always, workers=workers)
 
 
 def experts_of_two(
@@ -148,8 +148,8 @@ def scaled_by(shape: TileShape, sizes: tuple[int, int, int], tiling: Tiling) -> 
     """Gated, by float8 weights with a scale for each row, on tiles of one shape."""
     scaling = Scaling(PER_ROW, "float32")
     graph = partial(gated_parts, 1, shapes=[shape], w_layout=scaling.w_layout)
-    given = partial(gated_by_scaled, sizes, scaling, tiling)
-    return Case(graph, given, NEVER, workers=2)
+    make_inputs = partial(gated_by_scaled, sizes, scaling, tiling)
+    return Case(graph, make_inputs, NEVER, workers=2)
 
 
 def scaled_blocks(

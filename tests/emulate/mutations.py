@@ -425,11 +425,11 @@ def write_mutated(folder: Path) -> None:
     shutil.copytree(kernels_folder(), folder)
     first = folder / "common" / "integers.cuh"
     first.write_text(f'{first.read_text()}\nextern "C" {{\nint mutation = 0;\n}}\n')
-    for number, (_, file, text, instead) in enumerate(MUTATIONS, 1):
+    for mutation_number, (_, file, text, instead) in enumerate(MUTATIONS, 1):
         path = folder / f"{file}.cuh"
-        before, found, after = path.read_text().partition(text)
-        assert found, f"{file} has no {text}"
-        is_broken = f"mutation == {number}"
+        before, separator, after = path.read_text().partition(text)
+        assert separator, f"{file} has no {text}"
+        is_broken = f"mutation == {mutation_number}"
         if ";" in text:
             either = f"if ({is_broken}) {{\n{instead}\n}} else {{\n{text}\n}}"
         else:

@@ -28,9 +28,9 @@ def chosen_task(bodies: Sequence[str]) -> GraphFunction:
             _function(body, "tensor"),
             ["x n int32"],
             ["y m int32"],
-            grid=f"i: maximum(0, 1 - {distance.format(number)})",
+            grid=f"i: maximum(0, 1 - {distance.format(body_idx)})",
         )
-        for number, body in enumerate(bodies)
+        for body_idx, body in enumerate(bodies)
     ]
     return calls(1, tasks=tasks, dims="n m chosen")
 
@@ -48,6 +48,6 @@ def _function(name: str, lane: str) -> DeviceFunction:
         raise AssertionError("only the CUDA body runs here")
 
     body.__name__ = name
-    own = FOLDER / f"{name}.cuh"
-    source = own if own.exists() else FOLDER / "cuda_functions.cuh"
+    own_source = FOLDER / f"{name}.cuh"
+    source = own_source if own_source.exists() else FOLDER / "cuda_functions.cuh"
     return device_function(source=source, reads=1, writes=1, lane=lane)(body)

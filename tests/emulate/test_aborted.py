@@ -23,7 +23,7 @@ from tests.emulate.cases import PART
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 def test_runs_after_an_aborted_one_change_nothing(schedule):
-    graph = sent_in_vain(2, wanted=2)
+    graph = sent_in_vain(2, num_wanted=2)
     check_skipped(Emulator(graph, schedule=schedule))
 
 
@@ -33,13 +33,13 @@ def test_after_a_reset_the_program_is_right_again(seed):
     for _ in range(2):
         assert runs.run(3) == ""
         runs.reset()
-        for held in runs.arrays:
-            held["count"][:] = 1
+        for arrays in runs.arrays:
+            arrays["count"][:] = 1
         assert runs.run(3) == ""
-        for rank, held in enumerate(runs.arrays):
-            assert (held["y"] == runs.arrays[1 - rank]["x"]).all()
+        for rank, arrays in enumerate(runs.arrays):
+            assert (arrays["y"] == runs.arrays[1 - rank]["x"]).all()
             assert runs.memory.control[rank]["epoch"] == 4
-            held["count"][:] = 2
+            arrays["count"][:] = 2
 
 
 def test_an_abort_on_one_host_ends_the_run_on_the_other():
@@ -54,8 +54,8 @@ def test_an_abort_on_one_host_ends_the_run_on_the_other():
     runs.reset()
     runs.arrays[0]["count"][:] = 1
     assert runs.run(3) == ""
-    for rank, held in enumerate(runs.arrays):
-        assert (held["y"] == runs.arrays[1 - rank]["x"]).all()
+    for rank, arrays in enumerate(runs.arrays):
+        assert (arrays["y"] == runs.arrays[1 - rank]["x"]).all()
         assert runs.words(rank)[ABORT_OFFSET // 4] == 0
 
 
@@ -70,7 +70,7 @@ def test_an_abort_of_one_rank_reaches_all_ranks_of_all_hosts():
 
 @pytest.mark.parametrize("reserved", [1, 2**30])
 def test_slots_that_do_not_fit_the_queue_are_not_stored(reserved):
-    graph = sent_in_vain(2, wanted=1)
+    graph = sent_in_vain(2, num_wanted=1)
     runs = Aborted(Emulator(graph, schedule="dynamic"))
     places = runs.memory._arguments[0]
     for rank in range(2):

@@ -36,13 +36,13 @@ def scaled(dtype):
 @pytest.mark.parametrize("dtype", CODES)
 def test_each_number_is_read_and_rounded(dtype):
     program, x = Emulator(scaled(dtype)), CODES[dtype]
-    [found] = program.run([{"x": x}])
+    [outputs] = program.run([{"x": x}])
     (cpu,) = simulate(program.plan, [{"x": x}], {"n": len(x)}).outputs
     is_number = ~np.isnan(x.astype(np.float32))
     for name in "yz":
-        expected, got = (a[name][is_number].view(np.uint8) for a in (cpu, found))
-        np.testing.assert_array_equal(got, expected)
-        assert np.isnan(found[name][~is_number].astype(np.float32)).all()
+        expected, actual = (a[name][is_number].view(np.uint8) for a in (cpu, outputs))
+        np.testing.assert_array_equal(actual, expected)
+        assert np.isnan(outputs[name][~is_number].astype(np.float32)).all()
 
 
 def test_a_body_of_float8_compiles():

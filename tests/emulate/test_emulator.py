@@ -46,32 +46,32 @@ def test_bodies_call_functions_of_cuda_math():
     expected += [2, 3, 2, V, 31, ml_dtypes.bfloat16(V), np.float16(V), V, 2, V * V]
     expected += [math.sin(V), 2]
     x = np.full(4, V, np.float32)
-    [found] = Emulator(graph).run([{"x": x}], {"n": 4, "m": 32})
-    np.testing.assert_allclose(found["y"], np.array(expected, np.float32), rtol=1e-5)
+    [outputs] = Emulator(graph).run([{"x": x}], {"n": 4, "m": 32})
+    np.testing.assert_allclose(outputs["y"], np.array(expected, np.float32), rtol=1e-5)
 
 
 def test_bodies_call_functions_of_a_warp():
     graph = one_task("warp_functions", "int32", "transfer")
     x = np.arange(32, dtype=np.int32)
-    [found] = Emulator(graph).run([{"x": x}], {"n": 32, "m": 32})
+    [outputs] = Emulator(graph).run([{"x": x}], {"n": 32, "m": 32})
     of_pair = (x ^ 1) + x // 2 * 2
-    np.testing.assert_array_equal(found["y"], x.sum() + of_pair)
+    np.testing.assert_array_equal(outputs["y"], x.sum() + of_pair)
 
 
 def test_same_seed_repeats_a_run_and_inputs_stay_as_they_are():
     graph = one_task("math_functions", "float32")
     emulator = Emulator(graph, workers=1)
     inputs, dims = [{"x": np.ones(4, np.float32)}], {"n": 4, "m": 32}
-    found, again = (emulator.run(inputs, dims, seed=3, runs=2) for _ in range(2))
-    assert found[0]["y"].tobytes() == again[0]["y"].tobytes()
+    outputs, again = (emulator.run(inputs, dims, seed=3, runs=2) for _ in range(2))
+    assert outputs[0]["y"].tobytes() == again[0]["y"].tobytes()
     assert inputs[0]["x"].tolist() == [1] * 4
 
 
 def test_elements_that_no_task_writes_are_nan():
     graph = one_task("write_first", "float32")
     x = np.ones(4, np.float32)
-    [found] = Emulator(graph).run([{"x": x}], {"n": 4, "m": 4})
-    assert found["y"][0] == 1 and np.isnan(found["y"][1:]).all()
+    [outputs] = Emulator(graph).run([{"x": x}], {"n": 4, "m": 4})
+    assert outputs["y"][0] == 1 and np.isnan(outputs["y"][1:]).all()
 
 
 def test_dims_are_those_of_the_arrays_unless_given():
@@ -99,8 +99,8 @@ def compilations(monkeypatch, tmp_path):
 def test_another_process_loads_the_kept_library(compilations, monkeypatch):
     for _ in range(2):
         emulator = Emulator(whole(1, function=push_rows()))
-        [found] = emulator.run([{"x": np.ones(4, np.float32)}])
-        assert found["y"].tolist() == [1] * 4
+        [outputs] = emulator.run([{"x": np.ones(4, np.float32)}])
+        assert outputs["y"].tolist() == [1] * 4
         shared_library._libraries.clear()
     assert len(compilations) == 3  # of prelude.h, run.cpp, and the program
 
@@ -112,10 +112,10 @@ def test_what_programs_have_in_common_is_compiled_once(compilations):
 
 
 @pytest.mark.parametrize(
-    "changed",
+    "changed_part",
     ["set_all.cuh", "kernels/common/types.cuh", "include/ptx/warp.cuh", "flags"],
 )
-def test_a_library_has_another_key_after_a_change(changed, monkeypatch, tmp_path):
+def test_a_library_has_another_key_after_a_change(changed_part, monkeypatch, tmp_path):
     shutil.copytree(kernels_folder(), tmp_path / "kernels")
     shutil.copytree(shared_library.INCLUDE, tmp_path / "include")
     monkeypatch.setattr(shared_library, "INCLUDE", tmp_path / "include")
@@ -124,21 +124,22 @@ def test_a_library_has_another_key_after_a_change(changed, monkeypatch, tmp_path
     set_all = DeviceFunction("set_all", print, body, "tensor", 0, 1)
     source = generate(schedule_static(whole(1, function=set_all, dtype="int32")))
     before = shared_library._key(source, tmp_path / "kernels")
-    if changed == "flags":
+    if changed_part == "flags":
         monkeypatch.setattr(shared_library, "PROGRAM_FLAGS", shared_library.FLAGS)
     else:
-        with (tmp_path / changed).open("a") as file:
+        with (tmp_path / changed_part).open("a") as file:
             file.write("const int unused = 0;\n")
     assert shared_library._key(source, tmp_path / "kernels") != before
 
 
 def test_headers_that_the_emulator_includes_are_part_of_each_program():
     names = re.compile(r'^#include "(\w+/.*)"$', re.MULTILINE)
-    own = [*shared_library.INCLUDE.rglob("*.*h")]
-    included = {name for path in own for name in names.findall(path.read_text())}
-    included -= {str(path.relative_to(shared_library.INCLUDE)) for path in own}
+    own_headers = [*shared_library.INCLUDE.rglob("*.*h")]
+    texts = [path.read_text() for path in own_headers]
+    header_names = {name for text in texts for name in names.findall(text)}
+    header_names -= {str(p.relative_to(shared_library.INCLUDE)) for p in own_headers}
     source = generate(schedule_static(whole(1, function=push_rows())))
-    assert included and included <= headers(source, kernels_folder()).keys()
+    assert header_names and header_names <= headers(source, kernels_folder()).keys()
 
 
 def test_threads_run_one_after_another():
@@ -148,7 +149,7 @@ def test_threads_run_one_after_another():
     expected = emulators[0].run(inputs, dims)[0]["y"].tobytes()
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(emulators[i % 2].run, inputs, dims) for i in range(16)]
-        assert {done.result()[0]["y"].tobytes() for done in waiting} == {expected}
+        assert {future.result()[0]["y"].tobytes() for future in waiting} == {expected}
 
 
 def test_what_select_does_not_choose_may_be_out_of_range():

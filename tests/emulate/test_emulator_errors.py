@@ -117,10 +117,10 @@ def test_a_race_names_the_element_of_a_local_tensor():
     graph = without(first_rows(waits=True), "copied", "waits")
     program = Emulator(graph)
     x = np.arange(80, dtype=np.int32)
-    given = {"given": np.array([5], np.int32), "x": x, "y": x}
+    arrays = {"given": np.array([5], np.int32), "x": x, "y": x}
     with pytest.raises(EmulationError, match=r"data race at half\[\d+\] of rank 0: "):
         for seed in range(4):
-            program.run([given], {"rows": 5}, seed=seed)
+            program.run([arrays], {"rows": 5}, seed=seed)
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])

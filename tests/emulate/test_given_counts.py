@@ -53,16 +53,16 @@ def test_a_count_that_is_given_needs_no_wait(waits):
     program = Emulator(first_rows(waits=waits))
     x = np.arange(5 * 2 * PART, dtype=np.int32)
     for count in (-1, 0, 3, 9):
-        given = {"given": np.array([count], np.int32), "x": x}
-        given["y"] = np.full(x.size, -1, np.int32)
+        arrays = {"given": np.array([count], np.int32), "x": x}
+        arrays["y"] = np.full(x.size, -1, np.int32)
         end = min(max(count, 0), 5) * 2 * PART
-        wanted = np.where(np.arange(x.size) < end, x, -1)
-        cpu = simulate(program.plan, [given], {"rows": 5}, workers=3)
-        np.testing.assert_array_equal(cpu.outputs[0]["y"], wanted)
+        expected = np.where(np.arange(x.size) < end, x, -1)
+        cpu = simulate(program.plan, [arrays], {"rows": 5}, workers=3)
+        np.testing.assert_array_equal(cpu.outputs[0]["y"], expected)
         assert [task.call for task in cpu.tasks].count("copy_numbers") == end // PART
         for seed in range(2):
-            [found] = program.run([given], {"rows": 5}, seed=seed)
-            np.testing.assert_array_equal(found["y"], wanted)
+            [outputs] = program.run([arrays], {"rows": 5}, seed=seed)
+            np.testing.assert_array_equal(outputs["y"], expected)
 
 
 def test_a_given_count_is_proved_with_its_data():
@@ -85,21 +85,21 @@ def first_blocks(shape: TileShape) -> GraphFunction:
         events copied [blocks] expects 1
         events done [blocks] expects ceildiv(n, {shape.columns})
     """
-    own, by_block = f"tile(i, {size})", {"grid": "i: blocks"}
+    block, by_block = f"tile(i, {size})", {"grid": "i: blocks"}
     odd = f"span(i * {size}, select(i < given.load(0), i % 2 * {size}, 0))"
     tasks = [
         Task(
             push_rows(),
-            [f"x rows[{own}] k bfloat16"],
-            [f"half[{own}, :]"],
+            [f"x rows[{block}] k bfloat16"],
+            [f"half[{block}, :]"],
             name="copy",
             notifies=["copied[i].when(i < given.load(0))"],
             **by_block,
         ),
         Task(
             partial(dense, shape=shape),
-            [f"half[{own}, :]", f"w n{columns} k bfloat16"],
-            [f"y[{own}, {columns[1:-1]}]"],
+            [f"half[{block}, :]", f"w n{columns} k bfloat16"],
+            [f"y[{block}, {columns[1:-1]}]"],
             grid=f"i: up_to(blocks, given.load(0)), j: ceildiv(n, {shape.columns})",
             waits=["copied[i]"],
             notifies=["done[i].when(i % 2)"],
@@ -126,12 +126,12 @@ def test_matmuls_wait_and_notify_where_their_conditions_hold(shape):
     program = Emulator(first_blocks(shape), workers=4)
     whole = matmul_of(x, w)
     for count in (0, 3):
-        given = {"given": np.array([count], np.int32), "x": x, "w": w}
-        given |= {name: np.zeros((rows, n), x.dtype) for name in "yz"}
+        arrays = {"given": np.array([count], np.int32), "x": x, "w": w}
+        arrays |= {name: np.zeros((rows, n), x.dtype) for name in "yz"}
         block = np.arange(rows) // shape.rows
         for seed in range(2):
-            [found] = program.run([given], seed=seed)
+            [outputs] = program.run([arrays], seed=seed)
             for name, has in (("y", block < count), ("z", (block < count) & block % 2)):
                 keep = has.astype(np.float32)[:, None]
                 answer = Answer(whole.expected * keep, whole.magnitude * keep)
-                answer.check(found[name])
+                answer.check(outputs[name])

@@ -46,11 +46,11 @@ def test_program_gives_the_reference(case, schedule, kernels, pytestconfig):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("lane", ["tensor", pytest.param("transfer", marks=exhaustive)])
 def test_a_task_with_nothing_left_runs_no_body(schedule, lane):
-    given, expected = some_numbers()
+    arrays, expected = some_numbers()
     program = Emulator(set_some(1, lane=lane), schedule=schedule)
-    del given["y"]
-    [found] = program.run([given], {"n": len(expected)})
-    assert (found["y"] == expected).all()
+    del arrays["y"]
+    [outputs] = program.run([arrays], {"n": len(expected)})
+    assert (outputs["y"] == expected).all()
 
 
 ROWS, COLUMNS = 16, 256
@@ -118,20 +118,20 @@ def test_groups_of_empty_tasks_notify_what_is_loaded(schedule):
     rng = np.random.default_rng(6)
     sizes = np.zeros(count, np.int32)
     sizes[:2] = 5, 6
-    given = rng.permutation(count).astype(np.int32)
+    order = rng.permutation(count).astype(np.int32)
     x, w, v = (
         draw(rng, s, "bfloat16") for s in ((count * ROWS, k), (1, k, k), (1, n, k))
     )
     w, v = np.sign(w), np.sign(v)
     program = Emulator(matmuls_of_few_rows(), schedule=schedule, workers=2)
-    inputs = {"sizes": sizes, "given": given, "x": x, "w": w, "v": v}
+    inputs = {"sizes": sizes, "given": order, "x": x, "w": w, "v": v}
     for seed in range(2):
         dims = {"count": count, "k": k, "n": n}
-        [found] = program.run([inputs], dims, seed=seed, runs=2)
-        y, seen = found["y"], found["seen"]
+        [outputs] = program.run([inputs], dims, seed=seed, runs=2)
+        y, end_sizes = outputs["y"], outputs["seen"]
         half = (x.astype(np.float32) @ w[0].astype(np.float32).T).astype(x.dtype)
         whole = half.astype(np.float32) @ v[0].astype(np.float32).T
         live = np.concatenate([np.arange(s) + r * ROWS for r, s in enumerate(sizes)])
         assert np.allclose(y[live].astype(np.float32), whole[live], rtol=1e-2, atol=0.5)
         assert np.isnan(np.delete(y, live, 0).astype(np.float32)).all()
-        assert (seen == sizes).all()
+        assert (end_sizes == sizes).all()

@@ -53,9 +53,9 @@ def some_routes() -> Any:
     return routed_rows(np.random.default_rng(1), FEW, 9, 16, 0, 0)
 
 
-def check_some_routes(program: Emulator, given: Any, dims: dict[str, int]) -> None:
-    [found] = program.run([given], dims)
-    check_routes(found, FEW, given, dims)
+def check_some_routes(program: Emulator, arrays: Any, dims: dict[str, int]) -> None:
+    [outputs] = program.run([arrays], dims)
+    check_routes(outputs, FEW, arrays, dims)
 
 
 def some_samples() -> Any:
@@ -84,53 +84,53 @@ CHOSEN = {
 
 
 def some_logits(experts: int, router: Router) -> Any:
-    given = drawn(np.random.default_rng(5), experts, router)
-    return given, {"tokens": len(given["logits"])}
+    arrays = drawn(np.random.default_rng(5), experts, router)
+    return arrays, {"tokens": len(arrays["logits"])}
 
 
 def check_some_choices(
-    experts: int, router: Router, program: Emulator, given: Any, dims: dict[str, int]
+    experts: int, router: Router, program: Emulator, arrays: Any, dims: dict[str, int]
 ) -> None:
-    [found] = program.run([given], dims)
-    check_choices(found, experts, router, given)
+    [outputs] = program.run([arrays], dims)
+    check_choices(outputs, experts, router, arrays)
 
 
 def divided_rows() -> Any:
     """Rows that shares of both lists divide; more stages than a worker's ring holds."""
     rng, rows = np.random.default_rng(7), [[1900], [15, 16], [130], [511], [63]]
-    given = draw_step(rng, PAGED, 3, 1, rows)
-    return given, dims_of(given, 8, 2)
+    arrays = draw_step(rng, PAGED, 3, 1, rows)
+    return arrays, dims_of(arrays, 8, 2)
 
 
 def many_shares() -> Any:
     """More shares of a row than it has stages."""
-    given = draw_step(np.random.default_rng(7), PAGED, 3, 1, [[380]])
-    return given, dims_of(given, 16, 2)
+    arrays = draw_step(np.random.default_rng(7), PAGED, 3, 1, [[380]])
+    return arrays, dims_of(arrays, 16, 2)
 
 
 def some_sinks() -> Any:
     """A row that shares divide, and others."""
-    given = draw_step(np.random.default_rng(7), SINKS, 3, 1, [[1900], [15, 16], [63]])
-    given["sinks"][...] = 7
-    return given, dims_of(given, 8, 2)
+    arrays = draw_step(np.random.default_rng(7), SINKS, 3, 1, [[1900], [15, 16], [63]])
+    arrays["sinks"][...] = 7
+    return arrays, dims_of(arrays, 8, 2)
 
 
-def check_sinks(program: Emulator, given: Any, dims: dict[str, int]) -> None:
-    [found] = program.run([given], dims)
-    check_step(found, given, SINKS, 3)
+def check_sinks(program: Emulator, arrays: Any, dims: dict[str, int]) -> None:
+    [outputs] = program.run([arrays], dims)
+    check_step(outputs, arrays, SINKS, 3)
 
 
-def check_rows(program: Emulator, given: Any, dims: dict[str, int]) -> None:
-    [found] = program.run([given], dims)
-    check_step(found, given, PAGED, 3)
+def check_rows(program: Emulator, arrays: Any, dims: dict[str, int]) -> None:
+    [outputs] = program.run([arrays], dims)
+    check_step(outputs, arrays, PAGED, 3)
 
 
-def check_equal(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+def check_equal(program: Emulator, arrays: Any, dims: dict[str, int]) -> None:
     """The CUDA bodies give what the NumPy bodies give."""
-    [expected] = simulate(program.plan, [given], dims).outputs
-    [found] = program.run([given], dims)
+    [expected] = simulate(program.plan, [arrays], dims).outputs
+    [outputs] = program.run([arrays], dims)
     for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(outputs[name], array)
 
 
 def early_rows() -> Any:
@@ -140,35 +140,36 @@ def early_rows() -> Any:
 def reduced() -> Any:
     """x of three ranks, in pieces of three vectors of a thread, by two exchanges."""
     xs = np.random.default_rng(5).standard_normal((3, 8 * 1900))
-    given = [{"x": x.astype(np.float16)} for x in xs]
-    return given, {"rows": 1, "vectors": 1900, "algorithm": TWO_SHOT, "piece": 600}
+    inputs = [{"x": x.astype(np.float16)} for x in xs]
+    return inputs, {"rows": 1, "vectors": 1900, "algorithm": TWO_SHOT, "piece": 600}
 
 
-def check_ranks(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+def check_ranks(program: Emulator, inputs: Any, dims: dict[str, int]) -> None:
     """As `check_equal`, on several ranks."""
-    expected = simulate(program.plan, given, dims).outputs
-    for found, y in zip(program.run(given, dims), expected, strict=True):
-        np.testing.assert_array_equal(found["y"], y["y"])
+    expected = simulate(program.plan, inputs, dims).outputs
+    for outputs, y in zip(program.run(inputs, dims), expected, strict=True):
+        np.testing.assert_array_equal(outputs["y"], y["y"])
 
 
 def flagged() -> Any:
     """x of three ranks, in pieces of two vectors of a thread."""
     xs = np.random.default_rng(5).standard_normal((3, 8 * 1100))
-    given = [{"x": x.astype(np.float16)} for x in xs]
+    inputs = [{"x": x.astype(np.float16)} for x in xs]
     dims = {"rows": 1, "vectors": 1100, "algorithm": FLAGGED, "piece": 275}
-    return given, {**dims, "flag_tasks": 4}
+    return inputs, {**dims, "flag_tasks": 4}
 
 
-def check_flagged(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+def check_flagged(program: Emulator, inputs: Any, dims: dict[str, int]) -> None:
     """As `check_ranks`, with other values in each call: the words of the last one are
     old. The second run of a call does not wait until all ranks have ended the first."""
-    expected = [found["y"] for found in simulate(program.plan, given, dims).outputs]
+    all_outputs = simulate(program.plan, inputs, dims).outputs
+    expected = [outputs["y"] for outputs in all_outputs]
     for seed in range(6):
-        for found, y in zip(
-            program.run(given, dims, seed=seed, runs=2), expected, strict=True
+        for outputs, y in zip(
+            program.run(inputs, dims, seed=seed, runs=2), expected, strict=True
         ):
-            np.testing.assert_array_equal(found["y"], y)
-        given = [{"x": np.negative(each["x"])} for each in given]
+            np.testing.assert_array_equal(outputs["y"], y)
+        inputs = [{"x": np.negative(arrays["x"])} for arrays in inputs]
         expected = [np.negative(y) for y in expected]
 
 
@@ -176,34 +177,34 @@ def flagged_norm() -> Any:
     """Two rows on two ranks."""
     rng, shape = np.random.default_rng(6), (2, 2400)
     residual, gain = rng.standard_normal(shape), rng.standard_normal(shape[1])
-    given = [
+    inputs = [
         {"x": rng.standard_normal(shape), "residual": residual, "gain": gain}
         for _ in range(2)
     ]
     dims = {"rows": 2, "vectors": 300, "algorithm": FLAGGED, "piece": 1}
     element = numpy_dtype("bfloat16")
-    cast = [{name: a.astype(element) for name, a in of.items()} for of in given]
+    cast = [{name: a.astype(element) for name, a in of.items()} for of in inputs]
     return cast, {**dims, "flag_tasks": 4}
 
 
-def check_sums(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+def check_sums(program: Emulator, inputs: Any, dims: dict[str, int]) -> None:
     """The new residuals, twice: at the second time words have earlier epochs."""
-    expected = simulate(program.plan, given, dims).outputs
+    expected = simulate(program.plan, inputs, dims).outputs
     for seed in range(2):
-        for found, wanted in zip(
-            program.run(given, dims, seed=seed), expected, strict=True
+        for outputs, cpu_outputs in zip(
+            program.run(inputs, dims, seed=seed), expected, strict=True
         ):
             name = "residual_out"
-            np.testing.assert_array_equal(found[name], wanted[name])
+            np.testing.assert_array_equal(outputs[name], cpu_outputs[name])
 
 
-def check_norms(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+def check_norms(program: Emulator, inputs: Any, dims: dict[str, int]) -> None:
     """The CUDA bodies give about what the NumPy bodies give."""
-    expected = simulate(program.plan, given, dims).outputs
-    for one, of_rank in zip(program.run(given, dims), expected, strict=True):
-        for name, array in of_rank.items():
-            got, wanted = (a.astype(np.float32) for a in (one[name], array))
-            np.testing.assert_allclose(got, wanted, 2**-6, 2**-6)
+    expected = simulate(program.plan, inputs, dims).outputs
+    for outputs, cpu_outputs in zip(program.run(inputs, dims), expected, strict=True):
+        for name, array in cpu_outputs.items():
+            actual, cpu_values = (a.astype(np.float32) for a in (outputs[name], array))
+            np.testing.assert_allclose(actual, cpu_values, 2**-6, 2**-6)
 
 
 def drawn_arrays(
@@ -218,20 +219,20 @@ def drawn_arrays(
 
 def some_attention() -> Any:
     rng = np.random.default_rng(7)
-    given = draw_step(rng, OF_GEMMA, 2, 2, [[0], [40, 41], [63, 307]])
-    return given, dims_of(given, 4, 2)
+    arrays = draw_step(rng, OF_GEMMA, 2, 2, [[0], [40, 41], [63, 307]])
+    return arrays, dims_of(arrays, 4, 2)
 
 
-def check_attention(program: Emulator, given: Any, dims: dict[str, int]) -> None:
-    [found] = program.run([given], dims)
-    check_step(found, given, OF_GEMMA, 2)
+def check_attention(program: Emulator, arrays: Any, dims: dict[str, int]) -> None:
+    [outputs] = program.run([arrays], dims)
+    check_step(outputs, arrays, OF_GEMMA, 2)
 
 
 def some_norms() -> Any:
     of_rows = (2, 264)
     shapes = {name: of_rows for name in ("x", "total", "gain", "bias")}
-    [given], dims = drawn_arrays(1, shapes, {"rows": 2, "columns": 264})
-    return [given | {"ids": np.array([1, -1], np.int32)}], dims
+    [arrays], dims = drawn_arrays(1, shapes, {"rows": 2, "columns": 264})
+    return [arrays | {"ids": np.array([1, -1], np.int32)}], dims
 
 
 POST_NORM = partial(
@@ -254,14 +255,14 @@ MUTATED = {
     "reduced": Case(partial(all_reduce_graph, 3, dtype="float16"), reduced),
     "queue": replace(CASES["moe"], schedule="dynamic"),
     "queue, conditions": replace(CASES["conditions"], schedule="dynamic"),
-    "aborted": Case(partial(sent_in_vain, 2, wanted=2), tuple),
+    "aborted": Case(partial(sent_in_vain, 2, num_wanted=2), tuple),
     "norms": Case(partial(norms, "bfloat16"), some_norms),
     "routes": Case(partial(routed, 1, routing=FEW), some_routes),
     "samples": Case(lambda: GRAPH, some_samples),
     "marked": Case(lambda: MARKED, some_choices),
     **{
-        name: Case(partial(chosen, *each), partial(some_logits, *each))
-        for name, each in CHOSEN.items()
+        name: Case(partial(chosen, *options), partial(some_logits, *options))
+        for name, options in CHOSEN.items()
     },
     "attention": Case(partial(attention, 1, paged=OF_GEMMA, group=2), some_attention),
     "post norm": Case(
@@ -283,7 +284,7 @@ CHECKS = {
     "routes": check_some_routes,
     "samples": check_equal,
     "marked": check_equal,
-    **{name: partial(check_some_choices, *each) for name, each in CHOSEN.items()},
+    **{name: partial(check_some_choices, *options) for name, options in CHOSEN.items()},
     "shares": check_rows,
     "many shares": check_rows,
     "sinks": check_sinks,
@@ -321,11 +322,11 @@ def test_each_header_that_hands_over_is_broken():
 
 def _numbered() -> list[Any]:
     """The mutations; all but the first of each header are exhaustive."""
-    cases, seen = [], set[str]()
-    for number, (case, file, *_) in enumerate(MUTATIONS, 1):
-        marks = [pytest.mark.exhaustive] if file in seen else []
-        cases.append(pytest.param(number, id=f"{case}-{file}", marks=marks))
-        seen.add(file)
+    cases, first_files = [], set[str]()
+    for mutation_number, (case, file, *_) in enumerate(MUTATIONS, 1):
+        marks = [pytest.mark.exhaustive] if file in first_files else []
+        cases.append(pytest.param(mutation_number, id=f"{case}-{file}", marks=marks))
+        first_files.add(file)
     return cases
 
 

@@ -104,10 +104,10 @@ def test_a_one_shot_all_reduce_adds_all_ranks(dtype):
 def check_both(graph, inputs, answers, dims, dtype):
     """On the CPU backend and by the CUDA bodies."""
     program = Emulator(graph, workers=2)
-    for answer, found in zip(
+    for answer, outputs in zip(
         answers, simulate(program.plan, inputs, dims).outputs, strict=True
     ):
-        answer.check(found["y"], dtype)
+        answer.check(outputs["y"], dtype)
     check(program, inputs, answers, dims, dtype)
 
 
@@ -156,11 +156,11 @@ def test_a_matmul_of_a_slice_of_k(k, dtype, w_layout):
     rng = np.random.default_rng(k)
     x, w = draw(rng, (300, k), dtype), draw(rng, (40, k), dtype)
     answer = matmul_of(x[:, 64:128], w[:, 64:128])
-    given = {"x": x, "w": w if w_layout == "nk" else np.ascontiguousarray(w.T)}
+    arrays = {"x": x, "w": w if w_layout == "nk" else np.ascontiguousarray(w.T)}
     options = {"shapes": [SINGLE], "dtypes": [dtype], "w_layout": w_layout}
     graph = product(1, part=lambda k: span(64, minimum(64, k - 64)), **options)
     dims = {"m": 300, "n": 40, "k": k, "shape": 0}
-    check_both(graph, [given], [answer], dims, dtype)
+    check_both(graph, [arrays], [answer], dims, dtype)
 
 
 def matmul_of_groups(shape: TileShape) -> GraphFunction:
@@ -174,12 +174,12 @@ def matmul_of_groups(shape: TileShape) -> GraphFunction:
     """
     block = f"b * {shape.rows}"
     count = f"minimum({shape.rows}, count.load(e) - {block})"
-    own = f"rows[span(minimum(first.load(e) + {block}, rows), {count})]"
+    group_rows = f"rows[span(minimum(first.load(e) + {block}, rows), {count})]"
     columns = f"n[tile(j, {shape.columns})]"
     multiply = Task(
         partial(dense, shape=shape),
-        [f"x {own} k bfloat16", f"w groups[e] {columns} k bfloat16"],
-        [f"y {own} {columns} bfloat16"],
+        [f"x {group_rows} k bfloat16", f"w groups[e] {columns} k bfloat16"],
+        [f"y {group_rows} {columns} bfloat16"],
         grid=f"e: groups, b: blocks, j: ceildiv(n, {shape.columns})",
         notifies=["done[e]"],
     )
@@ -204,17 +204,17 @@ def matmul_of_groups(shape: TileShape) -> GraphFunction:
 def test_empty_tasks_of_a_users_matmul_notify(schedule, shape):
     rng, count = np.random.default_rng(4), np.array([8, 0, 16], np.int32)
     x, w = (draw(rng, size, "bfloat16") for size in ((24, 32), (3, 40, 32)))
-    given = {"x": x, "w": w, "count": count, "first": np.cumsum(count) - count}
-    given["first"] = given["first"].astype(np.int32)
+    arrays = {"x": x, "w": w, "count": count, "first": np.cumsum(count) - count}
+    arrays["first"] = arrays["first"].astype(np.int32)
     program = Emulator(matmul_of_groups(shape), schedule=schedule, workers=2)
     of_groups = np.split(x, np.cumsum(count)[:-1])
     products = [matmul_of(*pair) for pair in zip(of_groups, w, strict=True)]
-    parts = zip(*((one.expected, one.magnitude) for one in products), strict=True)
+    parts = zip(*((a.expected, a.magnitude) for a in products), strict=True)
     answer = Answer(*map(np.concatenate, parts))
     dims = {"rows": 24, "n": 40, "k": 32, "groups": 3}
-    found = program.run([given], dims=dims)[0]
-    answer.check(found["y"], "bfloat16")
-    np.testing.assert_array_equal(found["z"], x[:3])
+    outputs = program.run([arrays], dims=dims)[0]
+    answer.check(outputs["y"], "bfloat16")
+    np.testing.assert_array_equal(outputs["z"], x[:3])
 
 
 def rows_of_turns(has_matmul: bool) -> GraphFunction:
@@ -231,7 +231,7 @@ def rows_of_turns(has_matmul: bool) -> GraphFunction:
     """
     rows, place = "up_to(rows, counts.load(turn))", f"[tile(r * 3 + k, {PART})]"
     of_turn = f"[tile(turn * rows * 3 + r * 3 + k, {PART})]"
-    own, loop = "[span(turn, 1)]", {"loop": "turn: turns"}
+    at_turn, loop = "[span(turn, 1)]", {"loop": "turn: turns"}
     square = f"{SINGLE.columns} {SINGLE.columns} bfloat16"
     multiply = Task(
         dense, [f"a {square}", "a[:, :]"], [f"product {square}"], grid="one: 1"
@@ -239,8 +239,8 @@ def rows_of_turns(has_matmul: bool) -> GraphFunction:
     tasks = [
         Task(
             copy_on("transfer"),
-            [f"given turns{own} int32"],
-            [f"counts{own}"],
+            [f"given turns{at_turn} int32"],
+            [f"counts{at_turn}"],
             name="count",
             notifies=["known[turn]"],
             **loop,
@@ -267,8 +267,8 @@ def rows_of_turns(has_matmul: bool) -> GraphFunction:
         ),
         Task(
             copy_on("transfer"),
-            [f"counts{own}"],
-            [f"seen turns{own} int32"],
+            [f"counts{at_turn}"],
+            [f"seen turns{at_turn} int32"],
             name="see",
             waits=["known[turn]", "done[turn]"],
             **loop,
@@ -285,20 +285,20 @@ def rows_of_turns(has_matmul: bool) -> GraphFunction:
     ),
 )
 def test_tasks_beyond_a_loaded_extent_do_not_exist(has_matmul, schedule):
-    given = np.array([3, 0, 5, 1], np.int32)
+    counts = np.array([3, 0, 5, 1], np.int32)
     x = np.arange(5 * 3 * PART, dtype=np.int32)
-    inputs = {"given": given, "x": x, "y": np.full(4 * x.size, -1, np.int32)}
+    inputs = {"given": counts, "x": x, "y": np.full(4 * x.size, -1, np.int32)}
     if has_matmul:
         inputs["a"] = np.eye(SINGLE.columns).astype(numpy_dtype("bfloat16"))
     dims = {"turns": 4, "rows": 5}
     program = Emulator(rows_of_turns(has_matmul), schedule=schedule, workers=2)
-    rows = np.arange(5)[:, None] < given
-    wanted = np.where(rows.T[..., None], x.reshape(5, -1), -1).reshape(-1)
+    rows = np.arange(5)[:, None] < counts
+    expected = np.where(rows.T[..., None], x.reshape(5, -1), -1).reshape(-1)
     simulated = simulate(program.plan, [inputs], dims, workers=4)
     for seed in range(2):
-        [found] = program.run([inputs], dims, seed=seed, runs=2 - seed)
-        for outputs in (found, simulated.outputs[0]):
-            np.testing.assert_array_equal(outputs["y"], wanted)
-            np.testing.assert_array_equal(outputs["seen"], given)
+        [emulated] = program.run([inputs], dims, seed=seed, runs=2 - seed)
+        for outputs in (emulated, simulated.outputs[0]):
+            np.testing.assert_array_equal(outputs["y"], expected)
+            np.testing.assert_array_equal(outputs["seen"], counts)
     tasks = [task.call for task in simulated.tasks]
-    assert tasks.count("second") == 3 * given.sum()
+    assert tasks.count("second") == 3 * counts.sum()

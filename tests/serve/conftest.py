@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import numpy as np
@@ -50,10 +50,10 @@ OPTIONS = [
 
 def of_bytes() -> tokenizers.Tokenizer:
     """A token for each byte, and others whose texts are their ids."""
-    known = sorted(pre_tokenizers.ByteLevel.alphabet())
-    known += [f"<{n}>" for n in range(len(known), 528)]
-    known = {text: number for number, text in enumerate(known)}
-    tokens = tokenizers.Tokenizer(tokenizers.models.BPE(known, []))
+    texts = sorted(pre_tokenizers.ByteLevel.alphabet())
+    texts += [f"<{n}>" for n in range(len(texts), 528)]
+    ids = {text: token_id for token_id, text in enumerate(texts)}
+    tokens = tokenizers.Tokenizer(tokenizers.models.BPE(ids, []))
     tokens.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=False
     )
@@ -133,13 +133,13 @@ class Server:
 
     def rank(self, number: int) -> int:
         """The process of a rank."""
-        own = f"\0-m\0etc_dist.cli\0serve\0{self.folder}\0".encode()
+        serve_command = f"\0-m\0etc_dist.cli\0serve\0{self.folder}\0".encode()
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 command = (folder / "cmdline").read_bytes()
                 variables = (folder / "environ").read_bytes().split(b"\0")
                 is_rank = b"PMI_RANK=%d" % number in variables
-                if is_rank and own in command and b"guard" not in command:
+                if is_rank and serve_command in command and b"guard" not in command:
                     return int(folder.name)
         raise ProcessLookupError(f"rank {number}")
 
@@ -170,32 +170,34 @@ def started(
             text=True,
         )
     until = time.monotonic() + LIMIT
-    while not (found := re.search(r"at (http://\S+/v1),", log.read_text())):
+    while not (address := re.search(r"at (http://\S+/v1),", log.read_text())):
         assert process.poll() is None and time.monotonic() < until, log.read_text()
         time.sleep(0.02)
-    return Server(process, log, found[1], folder)
+    return Server(process, log, address[1], folder)
 
 
 @pytest.fixture(scope="session")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of one rank, for all tests that do not end it."""
-    made = started(folder, tmp_path_factory.mktemp("server") / "log")
-    yield made
-    code = made.end()
-    assert (code, made.log.read_text().count("\n")) == (0, 1), made.log.read_text()
+    server = started(folder, tmp_path_factory.mktemp("server") / "log")
+    yield server
+    code = server.end()
+    assert (code, server.log.read_text().count("\n")) == (0, 1), server.log.read_text()
 
 
 @pytest.fixture
 def serve(folder: Path, tmp_path: Path) -> Iterator[Serve]:
     """Starts a server of its own for a test."""
-    made: list[Server] = []
+    servers: list[Server] = []
 
-    def serve(*options: Any, of: Path = folder, **others: Any) -> Server:
-        made.append(started(of, tmp_path / "log", *options, **others))
-        return made[-1]
+    def serve(
+        *options: str, of: Path = folder, launcher: tuple[str, ...] = ()
+    ) -> Server:
+        servers.append(started(of, tmp_path / "log", *options, launcher=launcher))
+        return servers[-1]
 
     yield serve
-    for one in made:
-        one.client.close()
-        one.process.kill()
-        one.process.wait()
+    for server in servers:
+        server.client.close()
+        server.process.kill()
+        server.process.wait()

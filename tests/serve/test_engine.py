@@ -70,7 +70,7 @@ def engine():
         steps, inbox = Steps(), Inbox(messages)
         steps.inbox, steps.after = inbox.messages, after
         Engine(model, steps, inbox).run()
-        return steps.turns, [one.number for one in inbox.news]
+        return steps.turns, [progress.number for progress in inbox.news]
 
     return engine
 
@@ -80,19 +80,19 @@ def job(number):
 
 
 def test_jobs_wait_for_room_in_their_order(engine):
-    turns, ended = engine([job(1), job(2)], {6: [Ended()]})
+    turns, end_order = engine([job(1), job(2)], {6: [Ended()]})
     assert turns[:6] == [([1], []), ([], []), ([], []), ([2], []), ([], []), ([], [])]
-    assert ended == [1, 2]
+    assert end_order == [1, 2]
 
 
 def test_jobs_leave_once_from_wherever_they_are(engine):
     # 1 runs, 2 waits, 3 has left before any turn; 4 ends, and its client leaves then.
     messages = [job(1), job(2), job(3), 3]
     after = {1: [2, 1, 1, job(4)], 5: [4, Ended()]}
-    turns, ended = engine(messages, after)
+    turns, end_order = engine(messages, after)
     assert turns[:3] == [([1], []), ([], [1]), ([4], [])]
     assert all(turn == ([], []) for turn in turns[3:])
-    assert ended == [4]
+    assert end_order == [4]
 
 
 def test_an_error_of_the_event_loop_is_raised(engine):

@@ -42,10 +42,10 @@ def test_no_job_comes_before_the_server_is_ready(handlers, monkeypatch):
 
 def test_a_port_on_which_another_server_listens_by_now_is_refused():
     served_model = Served("name", None, None, 16, 1, True, 1)
-    with closing(bound_socket("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    with closing(bound_socket("127.0.0.1", 0)) as other_socket:
+        port = other_socket.getsockname()[1]
         with FrontProcess(bound_socket("127.0.0.1", port), 1) as front:
-            other.listen()
+            other_socket.listen()
             with pytest.raises(ArgumentError) as caught:
                 front.serve(served_model)
     assert "in use" in caught.value.got

@@ -61,8 +61,10 @@ def test_texts_are_those_of_the_model(server, texts):
     assert first.result().choices[0].text == texts(IDS, 20)
     assert first.result().choices[0].finish_reason == "length"
     samplings = [Sampling(temperature=2.0, top_p=0.8, seed=seed) for seed in (9, 10)]
-    wanted = [texts(ids, 5, one) for ids in (IDS, IDS * 6) for one in samplings]
-    assert [choice.text for choice in second.result().choices] == wanted
+    expected = [
+        texts(ids, 5, sampling) for ids in (IDS, IDS * 6) for sampling in samplings
+    ]
+    assert [choice.text for choice in second.result().choices] == expected
     usage = second.result().usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (35, 20)
     assert third.result().choices[0].text == texts(TOKENS.encode("a text").ids, 7)
@@ -81,8 +83,8 @@ def test_a_stream_has_the_same_text_and_its_usage(server, texts):
 def test_a_stop_string_ends_a_text_before_it(server, texts, streams):
     whole = texts(IDS, 20)
     stop = whole[15:18]
-    found = complete(server, IDS, 20, stop=["\0never", stop], stream=streams)
-    chunks = list(found) if streams else [found]
+    answer = complete(server, IDS, 20, stop=["\0never", stop], stream=streams)
+    chunks = list(answer) if streams else [answer]
     text = "".join(chunk.choices[0].text for chunk in chunks)
     assert text == whole[: whole.index(stop)] != ""
     assert chunks[-1].choices[0].finish_reason == "stop"
@@ -90,20 +92,20 @@ def test_a_stop_string_ends_a_text_before_it(server, texts, streams):
 
 def test_a_stop_id_ends_a_text(server, texts):
     ends = {"stop_token_ids": [TOKENS.token_to_id(texts(IDS, 1))]}
-    found = complete(server, IDS, 20, extra_body=ends).choices[0]
-    assert (found.text, found.finish_reason) == ("", "stop")
+    choice = complete(server, IDS, 20, extra_body=ends).choices[0]
+    assert (choice.text, choice.finish_reason) == ("", "stop")
 
 
 def test_logprobs_are_those_of_the_logits(server, model):
-    found = complete(server, IDS, 3, logprobs=3).choices[0].logprobs
+    answer = complete(server, IDS, 3, logprobs=3).choices[0].logprobs
     (*_, best) = model.step(IDS, [0] * 5, range(5), [[0, 1]])
     logits = model.logits[4].astype(np.float64)
     logprobs = logits - np.log(np.exp(logits).sum())
-    assert found.token_logprobs[0] == pytest.approx(logprobs[best], abs=1e-5)
+    assert answer.token_logprobs[0] == pytest.approx(logprobs[best], abs=1e-5)
     order = np.argsort(-logprobs, kind="stable")[:3].tolist()
-    wanted = {TOKENS.decode([n]): logprobs[n] for n in order}
-    assert found.top_logprobs[0] == pytest.approx(wanted, abs=1e-5)
-    assert found.text_offset[:2] == [0, len(found.tokens[0])]
+    expected = {TOKENS.decode([n]): logprobs[n] for n in order}
+    assert answer.top_logprobs[0] == pytest.approx(expected, abs=1e-5)
+    assert answer.text_offset[:2] == [0, len(answer.tokens[0])]
 
 
 def test_of_tokens_with_one_text_the_most_likely_has_the_logprob(folder):
@@ -111,8 +113,8 @@ def test_of_tokens_with_one_text_the_most_likely_has_the_logprob(folder):
     parts = [n for n in range(256) if TOKENS.decode([n]) == "\ufffd"][:3]
     pairs = *zip(parts, (-1.0, -2.0, -3.0), strict=True), (300, -4.0)
     delta = Delta(tokens=[(parts[1], TokenLogprobs(-2.0, pairs))])
-    found = answer.choice(0, delta)["logprobs"]
-    assert found["top_logprobs"] == [{"\ufffd": -1.0, TOKENS.decode([300]): -4.0}]
+    logprobs = answer.choice(0, delta)["logprobs"]
+    assert logprobs["top_logprobs"] == [{"\ufffd": -1.0, TOKENS.decode([300]): -4.0}]
 
 
 def test_a_conversation_has_tools_and_logprobs(server, texts):
@@ -127,10 +129,10 @@ def test_a_conversation_has_tools_and_logprobs(server, texts):
         )
 
     prompt = 'Hi[{"type": "function", "function": {"name": "f"}}]'
-    wanted = texts(TOKENS.encode(prompt).ids, 4)
+    expected = texts(TOKENS.encode(prompt).ids, 4)
     whole = chat(logprobs=True, top_logprobs=2).choices[0]
-    assert whole.message.content == wanted
-    assert [len(one.top_logprobs) for one in whole.logprobs.content] == [2] * 4
+    assert whole.message.content == expected
+    assert [len(token.top_logprobs) for token in whole.logprobs.content] == [2] * 4
     first = whole.logprobs.content[0]
     assert (first.token, first.logprob) == (
         first.top_logprobs[0].token,
@@ -138,33 +140,35 @@ def test_a_conversation_has_tools_and_logprobs(server, texts):
     )
     deltas = [part.choices[0].delta for part in chat(stream=True)]
     assert deltas[0].role == "assistant"
-    assert "".join(delta.content or "" for delta in deltas) == wanted
+    assert "".join(delta.content or "" for delta in deltas) == expected
 
 
 def test_prompts_with_one_beginning_share_pages(server, texts):
     first = complete(server, IDS * 8, 5)
     again = complete(server, [[*IDS * 8, 9], [*IDS * 7, 9]], 5, n=2)
-    assert [first.choices[0].text, *(one.text for one in again.choices)] == [
+    assert [first.choices[0].text, *(answer.text for answer in again.choices)] == [
         texts(ids, 5) for ids in (IDS * 8, *2 * [[*IDS * 8, 9]], *2 * [[*IDS * 7, 9]])
     ]
-    cached = [one.usage.prompt_tokens_details.cached_tokens for one in (first, again)]
-    assert cached[0] < 40 and cached[1] == 64  # pages of 16 positions
+    num_cached = [
+        answer.usage.prompt_tokens_details.cached_tokens for answer in (first, again)
+    ]
+    assert num_cached[0] < 40 and num_cached[1] == 64  # pages of 16 positions
     assert server.metrics()["prompt_tokens_cached_total"] >= 64
 
 
 def test_drafts_change_no_text_and_no_logprobs(server, serve):
     """Nor do pages that are not reused."""
-    other = serve("--speculate", "4", "--no-prefix-reuse")
+    other_server = serve("--speculate", "4", "--no-prefix-reuse")
     whole = complete(server, IDS * 8, 40, logprobs=2).choices[0]
     for _ in range(2):
-        found = complete(other, IDS * 8, 40, logprobs=2)
-        assert found.usage.prompt_tokens_details.cached_tokens == 0
-        assert found.choices[0].text == whole.text
-        logprobs = found.choices[0].logprobs
+        answer = complete(other_server, IDS * 8, 40, logprobs=2)
+        assert answer.usage.prompt_tokens_details.cached_tokens == 0
+        assert answer.choices[0].text == whole.text
+        logprobs = answer.choices[0].logprobs
         assert logprobs.token_logprobs == pytest.approx(whole.logprobs.token_logprobs)
-    numbers = other.metrics()
+    numbers = other_server.metrics()
     assert 0 < numbers["drafts_accepted_total"] <= numbers["drafts_total"]
-    assert other.end() == 0
+    assert other_server.end() == 0
 
 
 async def leave(server, seconds, num_parts):
@@ -197,18 +201,18 @@ async def leave_often(server, rng, count, at_once=40):
 
 def expect_no_page_left(server):
     until = time.monotonic() + 30
-    while (found := server.metrics())["texts_running"] + found["texts_waiting"]:
-        assert time.monotonic() < until, found
+    while (metrics := server.metrics())["texts_running"] + metrics["texts_waiting"]:
+        assert time.monotonic() < until, metrics
         time.sleep(0.05)
-    assert found["pages_free"] == found["pages"] > 0
-    return found
+    assert metrics["pages_free"] == metrics["pages"] > 0
+    return metrics
 
 
 def test_clients_that_leave_leave_no_page_behind(server, rng):
     """A thousand, of which few have their whole answer."""
     asyncio.run(leave_often(server, rng, 1000))
-    found = expect_no_page_left(server)
-    assert found['texts_total{reason="left"}'] > 500
+    metrics = expect_no_page_left(server)
+    assert metrics['texts_total{reason="left"}'] > 500
 
 
 def test_sigterm_lets_answers_end_and_takes_no_more(serve, texts, openai):

@@ -81,8 +81,8 @@ def answered(server, path, body, headers=JSON):
 )
 def test_fields_are_refused_by_name(server, fields, status, words, param):
     path = CHAT if "messages" in fields else COMPLETIONS
-    found, error = answered(server, path, json.dumps(fields))
-    assert (found, error["code"], error["param"]) == (status, status, param)
+    answer_status, error = answered(server, path, json.dumps(fields))
+    assert (answer_status, error["code"], error["param"]) == (status, status, param)
     assert words in error["message"], error
 
 
@@ -101,12 +101,12 @@ def test_fields_are_refused_by_name(server, fields, status, words, param):
     ],
 )
 def test_bodies_are_refused(server, path, body, headers, status, words):
-    found, error = answered(server, path, body, headers)
-    assert found == status and words in error["message"]
+    answer_status, error = answered(server, path, body, headers)
+    assert answer_status == status and words in error["message"]
 
 
 def test_models_are_found_by_their_names(server, openai):
-    assert [one.id for one in server.client.models.list()] == [server.name]
+    assert [model.id for model in server.client.models.list()] == [server.name]
     assert server.client.models.retrieve(server.name).max_model_len == 96
     with pytest.raises(openai.NotFoundError, match="is not served here"):
         server.client.models.retrieve("other/one")
@@ -141,8 +141,8 @@ def test_a_client_that_leaves_in_its_body_is_no_error(server):
 
 def test_an_address_in_use_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setenv("ETC_DIST_BACKEND", "cpu")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
         assert cli.main(["serve", str(folder), "--port", port]) == 1
     error = capsys.readouterr().err
     assert f"--port {port}" in error and "choose another --port" in error
