@@ -31,7 +31,8 @@ from etc_dist.ir.order import Order
 from etc_dist.ir.tensor import Tile
 from etc_dist.layers.moe_steps import Choices, Sizes
 from etc_dist.layers.shared_expert import ExpertRows, SharedRows
-from etc_dist.ops.host_sums import host_after, near_rank
+from etc_dist.ops.host_sums import host_after
+from etc_dist.ops.near_ranks import near_rank
 from etc_dist.ops.tile_order import last_between
 
 NO_ROWS = SharedRows()

@@ -45,7 +45,6 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.decoder_attention import AttentionCalls
 from etc_dist.models.decoder_norms import norm_of_heads, norm_of_sum
 from etc_dist.models.decoder_ranks import (
-    TilePlaces,
     best_of_ranks,
     buffers_of_sums,
     rows_of_ranks,
@@ -63,6 +62,7 @@ from etc_dist.models.experts import (
 from etc_dist.models.sizes import WEIGHTS, DecoderSizes
 from etc_dist.models.step_policy import DIVIDED, step_shapes
 from etc_dist.ops.multiply import AllTiles, TiledMatmul, Turns, tiles_of_dims
+from etc_dist.ops.near_ranks import TilePlaces, here_and_on
 
 BEST_COLUMNS = 1024
 """Logits of a row among which one task finds the largest; a multiple of 8."""
@@ -414,7 +414,7 @@ class _Calls:
         )
         done_events = to.events(f"{name}_done", turns, matmul.last_tasks)
         self.matmul_events[name] = done_events
-        matmul.notify(to.elements(done_events, turn))
+        matmul.notify(here_and_on(to.peers, done_events, *turn))
         waits = AllTiles([wait] if count_event is None else [count_event, wait])
         matmul.add(waits, partial(matmul.add_whole_tiles, waits, call="matmul"))
 

@@ -9,8 +9,8 @@ from etc_dist.functions.heads_norm import norm_of_ranks, push_squares
 from etc_dist.functions.post_norm import post_norm, post_ranks_norm
 from etc_dist.functions.rms_norm import add_rms_norm, rms_norm
 from etc_dist.ir import DeviceFunction, EventTensor, Expr, Graph, Tensor, span
-from etc_dist.models.decoder_ranks import other_ranks
 from etc_dist.models.sizes import DecoderSizes
+from etc_dist.ops.near_ranks import peers_of
 
 
 def norm_of_sum(
@@ -58,7 +58,7 @@ def norm_of_heads(
         squares_events = g.events(
             "squares_arrived", turns, expects=expects, cross_rank=True
         )
-        peers = [g.rank, *other_ranks(g)]
+        peers = [g.rank, *peers_of(g)]
         g.call(
             push_squares(dtype, world),
             grid,

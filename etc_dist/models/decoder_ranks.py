@@ -8,13 +8,10 @@ it has read the first buffer. So no further event is needed."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from etc_dist.functions.best_column import best_on_rank
-from etc_dist.functions.epilogue import Epilogue, store, store_on_ranks
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import EventRef, EventTensor, Expr, Graph, Region, Tensor, span
+from etc_dist.ir import EventRef, Expr, Graph, Tensor, span
 from etc_dist.ir.function import TENSOR
 
 
@@ -27,55 +24,6 @@ def buffers_of_sums(
         return dict.fromkeys(names, g.local("delta", shape, dtype))
     parts: tuple[Expr | int, ...] = (g.world_size, *shape)
     return {name: g.symmetric(f"{name}_parts", parts, dtype) for name in names}
-
-
-def other_ranks(g: Graph) -> list[Expr]:
-    """The peers, the next rank first."""
-    return [(g.rank + n) % g.world_size for n in range(1, g.world_size)]
-
-
-@dataclass(frozen=True)
-class TilePlaces:
-    """Where the tiles of a matmul are stored: in y, or if y [ranks, ...] is symmetric,
-    in this rank's part of y on every rank. rows: of the matmul; y may have more. first:
-    the row of y that is the first one, on this rank alone."""
-
-    g: Graph
-    y: Tensor
-    rows: Expr
-    first: Expr | int = 0
-
-    @property
-    def shape(self) -> tuple[Expr, Expr]:
-        """The rows and columns of the matmul."""
-        return self.rows, self.y.shape[-1]
-
-    @property
-    def peers(self) -> list[Expr]:
-        """The ranks that get the results, too."""
-        return other_ranks(self.g) if self.y.kind == "symmetric" else []
-
-    @property
-    def epilogue(self) -> Epilogue:
-        """The epilogue that stores tiles in all places."""
-        return store_on_ranks(1 + len(self.peers)) if self.peers else store
-
-    def regions(self, rows: Any, columns: Any) -> list[Region]:
-        """What the epilogue writes: y, and the same part on peers."""
-        if not self.peers:
-            return [self.y[span(self.first + rows.start, rows.size), columns]]
-        own_index = self.g.rank, rows, columns
-        return [self.y[own_index], *(self.y.on(peer)[own_index] for peer in self.peers)]
-
-    def events(self, name: str, shape: Sequence[Expr], tiles: Expr) -> EventTensor:
-        """An element is met once each rank that stores into y has stored `tiles`."""
-        expects = tiles * (1 + len(self.peers)) if self.peers else tiles
-        is_sent = bool(self.peers)
-        return self.g.events(name, shape, expects=expects, cross_rank=is_sent)
-
-    def elements(self, events: EventTensor, turn: tuple[Expr, ...]) -> list[EventRef]:
-        """The events of `turn` on this rank and on peers."""
-        return [events[turn], *(events.on(peer)[turn] for peer in self.peers)]
 
 
 def rows_of_ranks(

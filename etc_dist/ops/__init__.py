@@ -8,6 +8,7 @@ matmul_all_reduce.py       GEMM + All-Reduce, also with residual and RMSNorm
 row_sums.py                all-reduces of rows, and their norms
 tile_sums.py               all-reduces of tiles, while a matmul runs
 sum_steps.py               steps of all-reduces: one exchange, or two with shares
+near_ranks.py              the ranks of a host, and what is stored on all of them
 exchange_model.py          the choice of such steps: a model of their times
 few_rows.py                few rows: gathered first, returned by strips of columns
 rank_tiles.py              a GEMM of all ranks' rows, in tiles with rows of one rank

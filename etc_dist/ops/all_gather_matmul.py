@@ -19,8 +19,8 @@ from etc_dist.ir import (
 )
 from etc_dist.ops.few_rows import gather_rows, with_few_rows
 from etc_dist.ops.host_rows import Packets, pass_on_rows, send_rows
-from etc_dist.ops.host_sums import near_rank
 from etc_dist.ops.multiply import Matrix, RowEvents, TiledMatmul, tiles_of_dims
+from etc_dist.ops.near_ranks import near_rank
 from etc_dist.ops.operation import Candidate, WeightOperation
 from etc_dist.ops.rank_tiles import RankTiles, rank_tiles_candidate
 from etc_dist.ops.tile_model import FAMILY

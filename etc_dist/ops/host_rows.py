@@ -20,7 +20,7 @@ from etc_dist.ir import (
     span,
 )
 from etc_dist.ir.tensor import Tile
-from etc_dist.ops.host_sums import near_rank
+from etc_dist.ops.near_ranks import near_rank
 
 PACKETS_OF_MESSAGE = 4
 """Packets that are sent to another host by one message: fewer messages cost less, and

@@ -26,13 +26,6 @@ def host_after(g: Graph, step: Expr | int) -> Expr:
     return (g.rank // g.local_size + 1 + step) % (g.world_size // g.local_size)
 
 
-def near_rank(g: Graph, local: Expr) -> Expr:
-    """The rank with the local rank `local` on this rank's host."""
-    if g.local_size == g.world_size:
-        return local
-    return g.rank // g.local_size * g.local_size + local
-
-
 class HostSums:
     """The reduction of y [rows, n] over several hosts, by blocks of `height` rows.
 

@@ -217,7 +217,7 @@ def _num_early_strips(
     tiling = first.tiling
     num_whole = -(-columns // tiling.columns) - tiling.split_tile_columns
     share = exchange.early_share(first.us, num_whole * first.tiles_down / workers)
-    return int(share * num_whole) // strip_of(tiling.columns)
+    return int(share * num_whole) // int(strip_of(tiling.columns).evaluate({}))
 
 
 class MatmulAllReduce(_MatmulSums, WeightOperation):

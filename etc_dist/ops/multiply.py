@@ -36,6 +36,7 @@ from etc_dist.ir import (
 from etc_dist.ir.call import Grid
 from etc_dist.ir.expr import Comparison, wrap
 from etc_dist.ir.order import Order
+from etc_dist.ops.near_ranks import here_and_on
 from etc_dist.ops.tile_order import ROW_GROUP, grouped_rows, row_group
 
 SEGMENT = 512
@@ -64,12 +65,14 @@ class RowEvents(NamedTuple):
     """An event for each block of rows of a matrix, along the last axis of `events`, or
     for each block of rows and strip of columns, along the last two. rows: of a block, a
     multiple of those of each tile that waits or notifies, or all rows. place: in the
-    other axes. strip: columns of tiles in a strip; None: blocks have all columns."""
+    other axes. strip: columns of tiles in a strip; None: blocks have all columns.
+    peers: ranks whose same events tiles notify, too."""
 
     events: EventTensor
     rows: Expr
     place: tuple[Expr | int, ...] = ()
     strip: Expr | None = None
+    peers: Sequence[Expr] = ()
 
     def of_strip(self, row: Expr, strip: Expr) -> EventRef:
         """The event of the block of a row, and of a strip."""
@@ -81,16 +84,16 @@ class RowEvents(NamedTuple):
 
     def at(self, row: Expr) -> EventRef:
         """The event of the block of a row, and of its first strip."""
-        return self._of_block(row // self.rows, wrap(0))
+        return self._of_block(row // self.rows, wrap(0))[0]
 
     def of_tile(self, i: Expr, j: Expr, rows: Expr) -> Sequence[EventRef]:
         """The event of the tile in row i and column j of tiles of so many rows."""
         block = i if self.rows is rows else i * rows // self.rows
-        return [self._of_block(block, j)]
+        return self._of_block(block, j)
 
-    def _of_block(self, block: Expr, j: Expr) -> EventRef:
+    def _of_block(self, block: Expr, j: Expr) -> list[EventRef]:
         strip = () if self.strip is None else (j // self.strip,)
-        return self.events[(*self.place, block, *strip)]
+        return here_and_on(self.peers, self.events, *self.place, block, *strip)
 
 
 class Matrix(NamedTuple):

@@ -25,8 +25,9 @@ from etc_dist.ir import (
 )
 from etc_dist.ir.call import Grid
 from etc_dist.ir.expr import Comparison, wrap
-from etc_dist.ops.host_sums import HostSums, host_after, near_rank
+from etc_dist.ops.host_sums import HostSums, host_after
 from etc_dist.ops.multiply import Matrix, RowEvents, TiledMatmul
+from etc_dist.ops.near_ranks import near_rank
 from etc_dist.ops.rank_tiles import RankTiles
 from etc_dist.ops.tile_order import owners_together, shards_in_turn
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from etc_dist.functions.add_ranks_norm import add_ranks_norm
-from etc_dist.functions.flags import add_flagged_norm, push_flagged
+from etc_dist.functions.flags import add_flagged_norm
 from etc_dist.functions.rms_norm import copy_norm
 from etc_dist.functions.share_sum import share_sum
 from etc_dist.ir import (
@@ -27,9 +27,9 @@ from etc_dist.ir import (
 from etc_dist.ir.function import TENSOR
 from etc_dist.ir.tensor import Tile
 from etc_dist.ops.exchange_model import ONE_SHOT, TWO_SHOT
-from etc_dist.ops.host_sums import near_rank
 from etc_dist.ops.multiply import Matrix, RowEvents
-from etc_dist.ops.sum_steps import every_rank, exchange_hosts, local_rank, whole
+from etc_dist.ops.near_ranks import every_rank, local_rank, near_rank
+from etc_dist.ops.sum_steps import exchange_flagged, exchange_hosts, whole
 
 
 class Norm(NamedTuple):
@@ -111,30 +111,22 @@ class RowSums:
         g, dtype, norm, rows = self.g, self.x.tensor.dtype, self.norm, self.x.shape[0]
         assert norm is not None and self.ready is None
         flagged_rows = g.let("flagged_rows", minimum(rows, num_tasks))
-        shape = g.world_size, flagged_rows, self.columns
-        words = g.flagged("words", shape, dtype)
-        word_events = g.events(
-            "words_arrived",
-            (num_tasks,),
-            expects=g.world_size - 1,
-            cross_rank=True,
-            carried_by=words,
-        )
         (r,) = grid = g.grid(r=num_tasks)
-        row, (*peers, _) = (span(r, 1), slice(None)), every_rank(g)
-        g.call(
-            push_flagged(dtype, len(peers), is_row=True),
+        row = span(r, 1), slice(None)
+        words, arrival_event = exchange_flagged(
+            g,
             grid,
-            reads=[self.x.at(*row)],
-            writes=[words.on(peer)[g.rank, *row] for peer in peers],
-            notifies=[word_events.on(peer)[r] for peer in peers],
+            self.x.at(*row),
+            row,
+            (flagged_rows, self.columns),
+            is_row=True,
         )
         g.call(
             add_flagged_norm(dtype, norm.eps),
             grid,
             reads=[self.x.at(*row), words[:, *row], norm.residual[row], norm.gain[:]],
             writes=[norm.total[row], self.y[row]],
-            waits=[word_events[r]],
+            waits=[arrival_event],
         )
 
     def _add_one_shot(self, rows: Expr, pieces: Expr) -> None:

@@ -14,6 +14,7 @@ from etc_dist.functions.flags import add_flagged, push_flagged
 from etc_dist.functions.push_far import push_far
 from etc_dist.functions.share_sum import share_sum
 from etc_dist.ir import (
+    EventRef,
     EventTensor,
     Expr,
     Graph,
@@ -25,20 +26,9 @@ from etc_dist.ir import (
     span,
     tile,
 )
+from etc_dist.ir.call import Grid
 from etc_dist.ir.tensor import Tile
-from etc_dist.ops.host_sums import near_rank
-
-
-def every_rank(g: Graph) -> list[Expr]:
-    """The ranks of this host, the next one first, this one last."""
-    near = g.local_size
-    return [near_rank(g, (g.rank + n) % near) for n in range(1, near + 1)]
-
-
-def local_rank(g: Graph) -> Expr:
-    """The number of this rank on its host."""
-    return g.rank if g.local_size == g.world_size else g.rank % g.local_size
-
+from etc_dist.ops.near_ranks import every_rank, local_rank, near_rank, peers_of
 
 Index = tuple[Any, ...]
 """Of a region, for the last axes of a tensor."""
@@ -86,32 +76,51 @@ def add_flagged_sum(
     then there is nothing to do."""
     (length,) = x.shape
     is_flagged = g.let("is_flagged", minimum(1, num_tasks))
-    words = g.flagged("words", (g.world_size, is_flagged * length), x.dtype)
-    word_events = g.events(
-        "words_arrived",
-        (num_tasks,),
-        expects=g.world_size - 1,
-        cross_rank=True,
-        carried_by=words,
-    )
     (i,) = grid = g.grid(i=num_tasks)
     start = i * (8 * piece)
     elements = span(start, maximum(0, minimum(8 * piece, length - start)))
-    *peers, _ = every_rank(g)
-    g.call(
-        push_flagged(x.dtype, len(peers)),
-        grid,
-        reads=[x[elements]],
-        writes=[words.on(peer)[g.rank, elements] for peer in peers],
-        notifies=[word_events.on(peer)[i] for peer in peers],
+    words, arrival_event = exchange_flagged(
+        g, grid, x[elements], (elements,), (is_flagged * length,)
     )
     g.call(
         add_flagged(x.dtype),
         grid,
         reads=[x[elements], words[:, elements]],
         writes=[y[elements]],
-        waits=[word_events[i]],
+        waits=[arrival_event],
     )
+
+
+def exchange_flagged(
+    g: Graph,
+    grid: Grid,
+    part: Region,
+    place: Index,
+    shape: Index,
+    *,
+    is_row: bool = False,
+) -> tuple[Tensor, EventRef]:
+    """Each task of `grid`, which has one axis, stores a part of x on the peers: at
+    `place` of this rank's flagged words of `shape`. Returns the words [world, *shape],
+    and the event of the arrival of those of a task. is_row: as for `push_flagged`."""
+    dtype, peers = part.tensor.dtype, peers_of(g)
+    words = g.flagged("words", (g.world_size, *shape), dtype)
+    (axis,), (i,) = grid.axes, grid
+    word_events = g.events(
+        "words_arrived",
+        (axis.extent,),
+        expects=g.world_size - 1,
+        cross_rank=True,
+        carried_by=words,
+    )
+    g.call(
+        push_flagged(dtype, len(peers), is_row=is_row),
+        grid,
+        reads=[part],
+        writes=[words.on(peer)[g.rank, *place] for peer in peers],
+        notifies=[word_events.on(peer)[i] for peer in peers],
+    )
+    return words, word_events[i]
 
 
 def add_one_shot(
@@ -239,7 +248,7 @@ def _gather(
 ) -> None:
     """Add the sums [n, share] of this rank's share; all ranks of the host get them."""
     near, local = g.local_size, local_rank(g)
-    *peers, _ = every_rank(g)
+    peers = peers_of(g)
     (count,) = ready.shape
     all_pieces = piece_events = None
     if peers:

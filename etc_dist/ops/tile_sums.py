@@ -7,17 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
 
-from etc_dist.functions.epilogue import store_on_ranks
 from etc_dist.functions.push_tile import push_tile
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.ir import (
-    EventRef,
     EventTensor,
     Expr,
     Graph,
-    Region,
     Tensor,
     ceildiv,
     equal,
@@ -30,8 +26,8 @@ from etc_dist.ir.expr import wrap
 from etc_dist.ir.order import Order
 from etc_dist.ir.tensor import Tile
 from etc_dist.ops.multiply import SEGMENT, RowEvents, Stored
+from etc_dist.ops.near_ranks import TilePlaces
 from etc_dist.ops.rank_tiles import RankTiles
-from etc_dist.ops.sum_steps import every_rank
 from etc_dist.ops.tile_order import ROW_GROUP, grouped_rows
 
 
@@ -64,12 +60,9 @@ class TileSums:
         produced = matmul.complete_strips(
             "produced", g.let("produced_strip", of_strips), num_strips=num_strips
         )
-        *peers, _ = every_rank(g)
-        to = Stored(
-            PlacesOnRanks(g, self.slots, peers),
-            store_on_ranks(g.world_size),
-            EventsOnRanks(slot_events, strip, peers),
-        )
+        places = TilePlaces(g, self.slots, self.slots.shape[1])
+        events = RowEvents(slot_events, matmul.height, (), strip, places.peers)
+        to = Stored(places, places.epilogue, events)
 
         def add_whole_tiles() -> None:
             early = g.let("early_columns", self._num_early * strip)
@@ -97,7 +90,7 @@ class TileSums:
     @cached_property
     def _strip(self) -> Expr:
         """In columns of tiles."""
-        return self.g.let("stored_strip", maximum(1, SEGMENT // self.matmul.columns))
+        return self.g.let("stored_strip", strip_of(self.matmul.columns))
 
     @cached_property
     def _num_early(self) -> Expr:
@@ -188,45 +181,10 @@ class TileSums:
         return order
 
 
-def strip_of(columns: int) -> int:
-    """The columns of tiles of a strip, which has at most SEGMENT columns: a warp adds
-    so many of a row at once."""
-    return max(1, SEGMENT // columns)
-
-
-class PlacesOnRanks(NamedTuple):
-    """This rank's place of `slots` [world, rows, n], here and on peers."""
-
-    g: Graph
-    slots: Tensor
-    peers: Sequence[Expr]
-
-    @property
-    def shape(self) -> tuple[Expr, Expr]:
-        """Rows and columns."""
-        _, rows, columns = self.slots.shape
-        return rows, columns
-
-    def regions(self, rows: Any, columns: Any) -> list[Region]:
-        """The own one first."""
-        own_place = self.g.rank, rows, columns
-        return [
-            self.slots[own_place],
-            *(self.slots.on(peer)[own_place] for peer in self.peers),
-        ]
-
-
-class EventsOnRanks(NamedTuple):
-    """The event of a row of tiles and a strip of them, here and on peers."""
-
-    events: EventTensor
-    strip: Expr
-    peers: Sequence[Expr]
-
-    def of_tile(self, i: Expr, j: Expr, rows: Expr) -> Sequence[EventRef]:
-        """Those of the tile in row i and column j of tiles."""
-        own_idx = i, j // self.strip
-        return [self.events[own_idx], *(self.events.on(p)[own_idx] for p in self.peers)]
+def strip_of(columns: Expr | int) -> Expr:
+    """The tiles of `columns` columns side by side in a strip, which has at most SEGMENT
+    columns: a warp adds so many of a row at once."""
+    return maximum(1, SEGMENT // wrap(columns))
 
 
 class Pieces:
