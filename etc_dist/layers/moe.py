@@ -227,7 +227,7 @@ class MoE(SharedMoE):
     ):
         world = world_or_current(world)
         with world.refusing(f"the arguments of {type(self).__name__}"):
-            mixture, *arrays = described(
+            mixture, *arrays = mixture_and_arrays(
                 type(self).__name__,
                 top_k,
                 normalize,
@@ -313,7 +313,7 @@ def _wrong_count(has_count: bool) -> ArgumentError:
     )
 
 
-class Described(NamedTuple):
+class MixtureAndArrays(NamedTuple):
     """Internal: a mixture, and the arrays after down."""
 
     mixture: Mixture
@@ -322,7 +322,7 @@ class Described(NamedTuple):
     of_shared: list[Any]
 
 
-def described(
+def mixture_and_arrays(
     where: str,
     top_k: int | Router,
     normalize: bool | None,
@@ -333,7 +333,7 @@ def described(
     activation: Activation,
     expert_biases: Any,
     experts: int = 0,
-) -> Described:
+) -> MixtureAndArrays:
     """Internal: the mixture that arguments of a layer describe, as for `MoE`. The
     router has those biases that are not None."""
     router = as_router(top_k, normalize)
@@ -370,7 +370,7 @@ def described(
     kind = ("", "", PLAIN, GATED)[len(of_shared)]
     has_biases = expert_biases is not None
     mixture = Mixture(experts, router, kind, activation, has_biases)
-    return Described(mixture, of_router, [*(expert_biases or ())], of_shared)
+    return MixtureAndArrays(mixture, of_router, [*(expert_biases or ())], of_shared)
 
 
 def _is_pair(value: Any) -> bool:

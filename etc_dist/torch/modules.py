@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from etc_dist.errors import ArgumentError, expect_choice, expect_type
 from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.router import Router
-from etc_dist.layers.moe import described
+from etc_dist.layers.moe import mixture_and_arrays
 from etc_dist.layers.moe_graph import PARALLEL
 from etc_dist.layers.sparse_block import read_sparse_block
 from etc_dist.ops.deterministic import check_deterministic
@@ -331,7 +331,7 @@ class MoE(nn.Module):
             check_deterministic(deterministic)
             expect_choice(parallel, PARALLEL, "parallel")
             expect_type(activation, Activation, "activation")
-            mixture, _, of_experts, of_shared = described(
+            mixture, _, of_experts, of_shared = mixture_and_arrays(
                 name,
                 top_k,
                 normalize,

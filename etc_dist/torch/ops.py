@@ -33,7 +33,7 @@ from etc_dist.errors import ArgumentError, as_refusal
 from etc_dist.functions.activation import SILU, Activation
 from etc_dist.functions.router import Router
 from etc_dist.layers.mlp import SharedMLP
-from etc_dist.layers.moe import SharedMoE, described
+from etc_dist.layers.moe import SharedMoE, mixture_and_arrays
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul import Matmul
@@ -347,7 +347,7 @@ def moe(
     experts, split as the weights; each rank adds its down_bias. count [1] in int32: how
     many of the rows of x are tokens, as for `etc_dist.MoE`."""
     is_part = parallel == "tensor" and size_of(group_name) > 1
-    mixture, *arrays = described(
+    mixture, *arrays = mixture_and_arrays(
         MOE,
         _router(
             top_k,
