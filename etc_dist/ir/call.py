@@ -63,8 +63,10 @@ class Call:
 
     `order` maps the task index t (0 .. tasks - 1) to a coordinate, a bijection onto the
     grid: the sequence in which the lane takes the tasks. Task t begins no earlier than
-    t times `pace` nanoseconds after its worker (0: at once). The first `loops` axes are
-    those of the loops around the call: the tasks of a turn are contiguous.
+    t times `pace` nanoseconds after its worker (0: at once); a field of the call, since
+    the lane begins tasks, not the body, and the dims of a run determine the number. The
+    first `loops` axes are those of the loops around the call: the tasks of a turn are
+    contiguous.
 
     If an axis has a count, tasks at coordinates from there on are *surplus*: they do
     not exist. The count is known once the first wait is met, or, from an array of the

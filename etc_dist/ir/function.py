@@ -91,8 +91,12 @@ class DeviceFunction:
     loads_before_wait: the loads that determine a task's regions and notifications come
     before its last wait is met. The CUDA body gets the second argument then, too.
     far: a task may write and notify a rank of another host: one region, one element.
+    Only `push_far` may, but the verifier, the executors, the code generator and the
+    prediction treat such tasks in another way, and know hosts only by their numbers.
     starts: keyword-only parameters of the body -> the operand and the axis of whose
-    region they get the first index. The CUDA body reads it from the region."""
+    region they get the first index. Only float8 matmuls have them: a view of weights
+    does not tell which rows it has, and `values=` have no coordinates. The CUDA body
+    reads it from the region."""
 
     name: str
     body: Callable[..., None]
