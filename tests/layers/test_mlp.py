@@ -48,17 +48,9 @@ def test_large_gates_make_the_result_exact(world, arrays):
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_gathered_and_many_rows_take_turns(make, arrays, world, compiled):
+def test_gathered_and_many_rows_take_turns(make, world, compiled):
     layer, most = make("mlp", 264, 136, most_gathered=64), 64 // world.size
-    # Without synchronising in between.
-    calls = [layer.rows(count) for count in (1, most + 1, most, 300, 2)]
-    names = []
-    for x, out, _ in calls:
-        layer.layer(x, out)
-        names.append(layer.program)
-    layer.layer.synchronize()
-    for _, out, answer in calls:
-        answer.check(arrays.get(out))
+    names = layer.check_turns([1, most + 1, most, 300, 2])
     assert names == [TILES, MANY, TILES, MANY, TILES]
     assert compiled == [MANY, TILES]
 

@@ -80,14 +80,21 @@ def test_all_tiles_sum_small_integers_exactly(
 
 # NumPy rounds a row's products differently with another number of rows.
 @pytest.mark.gpu
-def test_a_row_has_the_same_bits_for_any_number_of_rows(make, arrays, rng):
+@pytest.mark.parametrize(
+    ("activations", "counts"),
+    [("16-bit", (1, 5, 16, 33, 64, 100, 300)), ("float8", (1, 100, 300, 700))],
+)
+def test_a_row_has_the_same_bits_for_any_number_of_rows(
+    activations, counts, make, arrays, rng
+):
     codes, scales, _ = draw_scaled(rng, 520, 512, BLOCKS)
     w = np.concatenate([codes, -codes], 1), np.concatenate([scales, scales], 1)
-    x = rng.standard_normal((300, 512)).astype(numpy_dtype("bfloat16"))
-    x, op = np.concatenate([x, x], 1), make(Matmul, deterministic="batch")
+    x = rng.standard_normal((counts[-1], 512)).astype(numpy_dtype("bfloat16"))
+    x = np.concatenate([x, x], 1)
+    op = make(Matmul, deterministic="batch", activations=activations)
     rows = [
         arrays.get(op(arrays.put(x[:m].copy()), arrays.put_scaled(*w)))[0]
-        for m in (1, 5, 16, 33, 64, 100, 300)
+        for m in counts
     ]
     for row in rows[1:]:
         np.testing.assert_array_equal(row, rows[0])
