@@ -17,8 +17,6 @@ from etc_dist.functions.routing import NONE, Routing
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
-MOST_ROWS = 128
-"""The most rows of a step."""
 MOST_AT_ONCE = 16
 """The most rows that choose in this task: two for each warp."""
 
@@ -69,15 +67,14 @@ def route_rows(
         num_tiles[...] = first
 
     new, top_k = Extent(most=MOST_AT_ONCE, name="new"), routing.top_k
-    rows = Extent(most=MOST_ROWS, name="rows")
     tile = [
         Operand((new, routing.experts), "float32"),
         Operand((new,), "int32", leading=True),
-        Operand((rows, top_k), "int32", leading=True),
+        Operand(("rows", top_k), "int32", leading=True),
         *routing.router.operands(routing.experts),
         Operand((new, top_k), "int32", leading=True),
         Operand((new, top_k), "float32"),
-        Operand((rows, top_k), "int32", leading=True),
+        Operand(("rows", top_k), "int32", leading=True),
         Operand(("tiles", 2), "int32", leading=True),
         Operand((1,), "int32", leading=True),
     ]

@@ -12,8 +12,8 @@ import numpy as np
 from etc_dist.files import read_object
 from etc_dist.functions.activation import GELU_TANH, SWIGLU, Activation
 from etc_dist.functions.append_kv import EVERY_POSITION
+from etc_dist.functions.plan_shares import MOST_ROWS
 from etc_dist.functions.rotary import HEAD_DIMS
-from etc_dist.functions.route_rows import MOST_ROWS
 from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.families import FAMILIES, MODEL_TYPES, OWN_FIELDS
 from etc_dist.models.family import Family

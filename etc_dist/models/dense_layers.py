@@ -7,8 +7,8 @@ expert, other layers add zeros. In other layers the tasks of the MLP have no row
 
 from __future__ import annotations
 
+from etc_dist.functions.plan_shares import MOST_ROWS
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.functions.route_rows import MOST_ROWS
 from etc_dist.ir import (
     EventRef,
     Expr,

@@ -31,7 +31,7 @@ from etc_dist.functions.add_experts_norm import add_experts_norm
 from etc_dist.functions.choose_experts import CHOSEN_ROWS, choose_experts
 from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.epilogue import Epilogue, activated, store
-from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
+from etc_dist.functions.route_rows import MOST_AT_ONCE, route_rows
 from etc_dist.functions.routing import BLOCK, GATED, PLAIN, Mixture
 from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.scatter_row import scatter_row
@@ -154,6 +154,7 @@ class MixtureCalls:
         self.rows, self.hidden, self.inner = rows, hidden, inner
         self.turns = steps, layers
         self.position, self.dense = position, dense
+        self.most_height = max(shape.rows for shape in shapes)
         self.up, self.down = (
             tiles_of_dims(
                 g,
@@ -231,8 +232,8 @@ class MixtureCalls:
         choices = rows, self.routing.top_k
         self.first_copy = rows
         if self.shared:  # bulk copies of its tiles read no copy, which may be written
-            least = ceildiv(rows, MOST_ROWS) * MOST_ROWS
-            self.first_copy = g.let("first_copy", least)
+            height = self.most_height
+            self.first_copy = g.let("first_copy", ceildiv(rows, height) * height)
         num_rows = self.first_copy + self.gathers * places
         self.x = g.local("expert_x", (num_rows, self.width), dtype)
         self.of_experts = span(0, self.routing.experts)
@@ -325,20 +326,19 @@ class MixtureCalls:
         g, (step, layer) = self.g, turn
         routed = g.events("routed", self.turns, expects=1)
         new = span(0, minimum(MOST_AT_ONCE, self.at_once))
-        every = span(0, minimum(MOST_ROWS, self.rows))
         g.call(
             route_rows(self.routing, early=self.early, num_own_experts=self.own),
             g.grid(one=1),
             reads=[
                 self.logits[new, self.of_experts],
                 self.position[self._position(turn), new],
-                self.experts[layer, every, :],
+                self.experts[layer, :, :],
                 *self.biases(layer),
             ],
             writes=[
                 self.experts[layer, new, :],
                 self.weights[new, :],
-                self.place[step, layer, every, :],
+                self.place[step, layer, :, :],
                 self.tile[step, layer, :, :],
                 self.num_tiles[step, layer, :],
             ],

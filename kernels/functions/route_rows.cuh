@@ -1,6 +1,7 @@
-// Routes up to 128 rows to tiles of their experts. The first rows, at most 16, choose their top-k
-// experts and weights here; the choices of the others are read. With kOwnExperts, only so many
-// experts are on each rank: the others have no tiles.
+// Routes rows to tiles of their experts. The first rows, at most 16, choose their top-k experts and
+// weights here; the choices of the others are read. With kOwnExperts, only so many experts are on
+// each rank: the others have no tiles. Scratch memory has the choices of one block of rows at a time,
+// and of the other blocks the number of rows of each expert.
 #pragma once
 #include "functions/router.cuh"
 
@@ -10,7 +11,7 @@ template <class Task>
 struct route_rows {
   static constexpr i32 kTopK = Task::kTopK, kExperts = Task::kExperts;
   static constexpr i32 kWarps = Task::threads / 32;
-  static constexpr i32 kMost = 128, kWords = kMost / 32;  // the most rows; a bit for each
+  static constexpr i32 kBlock = 128, kWords = kBlock / 32;  // rows of a block; a bit for each
   static constexpr i32 kPerLane = (kExperts + 31) / 32;   // adjacent experts for each lane
   static constexpr u32 kNone = 0xffff;          // the choice of a row without a request
   static constexpr i32 kPlace = Task::kReads + 2;  // an operand
@@ -25,11 +26,19 @@ struct route_rows {
     static_assert(Layout::kBytes <= Shared::kScratchBytes);
     const Layout layout(task.scratch);
     const i32 rows = num_rows(task.template operand<kPlace>());
-    for (i32 i = task.thread; i < kExperts * kWords; i += Task::threads) layout.choice_bits[i] = 0;
+    for (i32 i = task.thread; i < kExperts * (kWords + 1); i += Task::threads) {
+      layout.choice_bits[i] = 0;  // and layout.other_rows
+    }
     if (!ready()) return;
     task.sync();
     const i32 num_chosen = task.template operand<0>().size[0];  // in this task
-    if (num_chosen < rows) read(task, layout, num_chosen * kTopK, rows * kTopK);
+    if (num_chosen < rows) read(task, layout, 0, num_chosen, minimum(rows, kBlock));
+#pragma unroll 1
+    for (i32 first = kBlock; first < rows; first += kBlock) {
+      each_choice(task, first, 0, minimum(rows - first, kBlock), [&](i32, i32 expert) {
+        if (expert >= 0) atomicAdd(&layout.other_rows[expert], 1u);
+      });
+    }
     if (num_chosen > kWarps) {
       choose<2>(task, layout);
     } else if (num_chosen > 0) {
@@ -41,30 +50,42 @@ struct route_rows {
     if (task.thread < 32) number_tiles(task.thread, layout, most, is_gathered);
     task.sync();
     list_tiles(task, layout, most, is_gathered, rows);
-    locate(task, layout, most, is_gathered, rows);
+    locate(task, layout, most, is_gathered, 0, minimum(rows, kBlock));
+#pragma unroll 1
+    for (i32 first = kBlock; first < rows; first += kBlock) {
+      const i32 block_rows = minimum(rows - first, kBlock);
+      task.sync();  // the block before has been read
+      pass_block(task, layout, first == kBlock);
+      task.sync();
+      read(task, layout, first, 0, block_rows);
+      task.sync();
+      locate(task, layout, most, is_gathered, first, block_rows);
+    }
   }
 
  private:
-  // In scratch memory. choice_bits [kWords][kExperts]: a bit for each row that chose the expert.
-  // tile [kExperts + 1]: the first tile of each expert, then the number of tiles. choice
-  // [kMost][kTopK]: the experts of each row.
+  // In scratch memory. choice_bits [kWords][kExperts]: a bit for each row of the block that chose
+  // the expert. other_rows [kExperts]: the rows of other blocks that did; after the first block,
+  // those of earlier ones. tile [kExperts + 1]: the first tile of each expert, then the number of
+  // tiles. choice [kBlock][kTopK]: the experts of each row of the block.
   struct Layout {
-    static constexpr i32 kBytes = (kExperts * (kWords + 1) + 1) * 4 + kMost * kTopK * 2;
-    u32 *choice_bits, *tile;
+    static constexpr i32 kBytes = (kExperts * (kWords + 2) + 1) * 4 + kBlock * kTopK * 2;
+    u32 *choice_bits, *other_rows, *tile;
     u16* choice;
 
     ETC_DEVICE explicit Layout(u32* scratch)
         : choice_bits(scratch),
-          tile(scratch + kExperts * kWords),
+          other_rows(scratch + kExperts * kWords),
+          tile(other_rows + kExperts),
           choice(reinterpret_cast<u16*>(tile + kExperts + 1)) {}
-    // Sets choice i, an expert or -1.
+    // Sets choice i of the block, an expert or -1.
     ETC_DEVICE void mark(i32 i, i32 expert) const {
       const i32 row = i / kTopK;
       choice[i] = u16(expert);
       if (expert >= 0) atomicOr(&choice_bits[row / 32 * kExperts + expert], 1u << row % 32);
     }
-    // The number of rows before row `end` that chose an expert.
-    ETC_DEVICE i32 count(i32 expert, i32 end = kMost) const {
+    // The number of rows of the block, before row `end` of it, that chose an expert.
+    ETC_DEVICE i32 count(i32 expert, i32 end = kBlock) const {
       i32 sum = 0;
 #pragma unroll
       for (i32 w = 0; w < kWords; ++w) {
@@ -74,6 +95,7 @@ struct route_rows {
       }
       return sum;
     }
+    ETC_DEVICE i32 count_all(i32 expert) const { return count(expert) + i32(other_rows[expert]); }
   };
 
   // The last two axes are rows and choices.
@@ -98,20 +120,38 @@ struct route_rows {
     return expert;
   }
 
-  // Reads the known choices [from, to).
-  ETC_DEVICE static void read(const Task& task, const Layout& layout, i32 first, i32 end) {
-    constexpr int kEach = (kMost * kTopK + Task::threads - 1) / Task::threads;
-    const u64 ids = u64(task.template operand<2>().at());
+  // Calls f(i, expert or -1) for choice i of the block that begins with row `block`: for the known
+  // choices of its rows [first, end).
+  template <class F>
+  ETC_DEVICE static void each_choice(const Task& task, i32 block, i32 first, i32 end, F f) {
+    constexpr int kEach = (kBlock * kTopK + Task::threads - 1) / Task::threads;
+    const u64 ids = u64(task.template operand<2>().at() + block * kTopK);
+    const i32 first_choice = first * kTopK + task.thread, end_choice = end * kTopK;
     u32 experts[kEach];
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
-      const i32 i = first + task.thread + n * Task::threads;
-      experts[n] = i < end ? ptx::load4_l2(ids + i * 4) : 0;
+      const i32 i = first_choice + n * Task::threads;
+      experts[n] = i < end_choice ? ptx::load4_l2(ids + i * 4) : 0;
     }
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
-      const i32 i = first + task.thread + n * Task::threads;
-      if (i < end) layout.mark(i, held(task, i32(experts[n])));
+      const i32 i = first_choice + n * Task::threads;
+      if (i < end_choice) f(i, held(task, i32(experts[n])));
+    }
+  }
+  ETC_DEVICE static void read(
+      const Task& task, const Layout& layout, i32 block, i32 first, i32 end) {
+    each_choice(task, block, first, end, [&](i32 i, i32 expert) { layout.mark(i, expert); });
+  }
+
+  // Adds the rows of the block to those of earlier ones, and clears its bits.
+  ETC_DEVICE static void pass_block(const Task& task, const Layout& layout, bool is_first) {
+#pragma unroll 1
+    for (i32 expert = task.thread; expert < kExperts; expert += Task::threads) {
+      const u32 before = is_first ? 0 : layout.other_rows[expert];
+      layout.other_rows[expert] = before + u32(layout.count(expert));
+#pragma unroll
+      for (i32 w = 0; w < kWords; ++w) layout.choice_bits[w * kExperts + expert] = 0;
     }
   }
 
@@ -126,7 +166,7 @@ struct route_rows {
 #pragma unroll
     for (i32 i = 0; i < kPerLane; ++i) {
       const i32 expert = lane * kPerLane + i;
-      num_tiles[i] = expert < kExperts ? tiles_of(layout.count(expert), most, is_gathered) : 0;
+      num_tiles[i] = expert < kExperts ? tiles_of(layout.count_all(expert), most, is_gathered) : 0;
       sum += num_tiles[i];
     }
     u32 first = ptx::warp_sum_before(sum);
@@ -153,7 +193,7 @@ struct route_rows {
     for (i32 n = 0; n < kSteps; ++n) {
       const i32 expert = task.thread + n * Task::threads;
       if (expert >= kExperts) break;
-      const i32 count = layout.count(expert), first = i32(layout.tile[expert]);
+      const i32 count = layout.count_all(expert), first = i32(layout.tile[expert]);
       const i32 num_tiles = tiles_of(count, most, is_gathered);
 #pragma unroll 1
       for (i32 i = 0; i < num_tiles; ++i) {
@@ -168,9 +208,9 @@ struct route_rows {
     }
   }
 
-  // Writes the place of each choice.
+  // Writes the place of each choice of the block that begins with row `block`.
   ETC_DEVICE static void locate(
-      const Task& task, const Layout& layout, i32 most, bool is_gathered, i32 rows) {
+      const Task& task, const Layout& layout, i32 most, bool is_gathered, i32 block, i32 rows) {
     const auto place = task.template operand<kPlace>();
     const i32 stride = task.number_stride(task.g);
 #pragma unroll 1
@@ -179,10 +219,12 @@ struct route_rows {
       const u32 expert = layout.choice[i];
       i32 place_row = -1;
       if (expert != kNone) {
-        const i32 row_idx = is_gathered ? layout.count(expert, row) : row, tile = row_idx / most;
+        const i32 num_earlier = block > 0 ? i32(layout.other_rows[expert]) : 0;
+        const i32 row_idx = is_gathered ? num_earlier + layout.count(expert, row) : block + row;
+        const i32 tile = row_idx / most;
         place_row = (i32(layout.tile[expert]) + tile) * stride + row_idx - tile * most;
       }
-      *Choice::at_choice(place, row, i % kTopK) = place_row;
+      *Choice::at_choice(place, block + row, i % kTopK) = place_row;
     }
   }
 };

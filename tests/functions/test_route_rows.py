@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from etc_dist.functions.choose_experts import CHOSEN_ROWS, choose_experts
-from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
+from etc_dist.functions.route_rows import MOST_AT_ONCE, route_rows
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.ir import GraphFunction
@@ -38,7 +38,6 @@ def routed(
     """
     block = f"tile(b, {CHOSEN_ROWS})"
     new = f"span(0, minimum({MOST_AT_ONCE}, rows - before))"
-    here = f"span(0, minimum({MOST_ROWS}, rows))"
     choose = Task(
         choose_experts(routing, CHOSEN_ROWS, has_position=True),
         [f"logits[{block}, :]", f"position[{block}]"],
@@ -49,11 +48,11 @@ def routed(
     numbers = ("tile_rows", "stride", "gathers")
     route = Task(
         route_rows(routing, num_own_experts=num_own_experts),
-        [f"logits[{new}, :]", f"position[{new}]", f"ids[{here}, :]"],
+        [f"logits[{new}, :]", f"position[{new}]", "ids[:, :]"],
         [
             f"ids[{new}, :]",
             f"weights[{new}, :]",
-            f"place rows[{here}] {routing.top_k} int32",
+            f"place rows {routing.top_k} int32",
             "tile tiles 2 int32",
             "used 1 int32",
         ],
@@ -138,6 +137,9 @@ def check_routes(
         (QWEN, 128, 32, 1, 2),
         (FEW, 128, 64, 1, 0),
         (FEW, 9, 16, 0, 0),
+        (QWEN, 300, 32, 1, 2),  # more than a block of rows
+        (FEW, 257, 64, 1, 0),
+        (FEW, 140, 144, 0, 1),
     ],
 )
 def test_tiles_have_the_rows_of_their_experts(
