@@ -12,7 +12,7 @@ from etc_dist.models.ids import checked_prompt, checked_stop
 from etc_dist.models.prefixes import PageKeys
 from etc_dist.models.rows import MOST_STOPS
 from etc_dist.models.sampling import Sampling, checked_sampling
-from etc_dist.models.step_policy import step_counts
+from etc_dist.models.step_policy import MOST_REQUESTS, step_counts
 
 if TYPE_CHECKING:
     from etc_dist.models.model import Model
@@ -292,8 +292,9 @@ class Batch:
         return parts
 
     def _with_drafts(self, parts: Sequence[StepPart]) -> list[StepPart]:
-        """The parts, with drafts of what may follow, for the rows that are left."""
-        num_free_rows = self._model.most_rows - sum(count for _, count, _ in parts)
+        """The parts, with drafts of what may follow, if the step has few rows."""
+        most_rows = min(MOST_REQUESTS, self._model.most_rows)
+        num_free_rows = most_rows - sum(count for _, count, _ in parts)
         with_drafts: list[StepPart] = []
         for request, count, _ in parts:
             # The id after the last one is the last of the request.

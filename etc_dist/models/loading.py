@@ -15,6 +15,7 @@ from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.model import Model
 from etc_dist.models.part import Part
 from etc_dist.models.setup import ModelSetup, part_of
+from etc_dist.models.step_policy import ROWS
 from etc_dist.models.weights import load_weights
 from etc_dist.runtime.build import ARCH
 from etc_dist.runtime.bundle import Bundle, read_bundle
@@ -31,6 +32,7 @@ DEFAULTS = {
     "pages": None,
     "deterministic": "run",
     "experts": "tensor",
+    "most_rows": ROWS[-1],
 }
 """The options of a model without a bundle."""
 OPTIONS: Mapping[str, tuple[type, str | None]] = {
@@ -43,6 +45,10 @@ OPTIONS: Mapping[str, tuple[type, str | None]] = {
     "schedule": (str, None),
     "deterministic": (str, None),
     "experts": (str, None),
+    "most_rows": (
+        int,
+        "positions that a step computes, of prompts and decoded requests",
+    ),
 }
 """Of commands: types and help texts."""
 ReadWeights = Callable[[str, Part, str], dict[str, Any]]
@@ -61,6 +67,7 @@ def load(
     pages: int | None = None,
     deterministic: str | None = None,
     experts: str | None = None,
+    most_rows: int | None = None,
     speculate: int = 0,
     bundle: str | Path | None = None,
     world: World | None = None,
@@ -80,7 +87,10 @@ def load(
     deterministic: "run" (default) or "batch": the logits of a position have the same
     bits in each batch. experts: of a mixture: "tensor" (default): each rank has a part
     of the inner width of every expert; "parallel": E / W of the E experts, whole, on
-    each of W ranks. speculate: drafts of a request's next tokens, found earlier in its
+    each of W ranks. most_rows: positions that a step computes, of prompts and decoded
+    requests together, at least `batch` and at most 512 (default); with fewer, requests
+    wait less for others' prompts, which take longer, and less memory is used.
+    speculate: drafts of a request's next tokens, found earlier in its
     text, that a step checks; at most 32, only with one step in a launch; default: 0.
     bundle: a folder that `etc-dist build MODEL --bundle` wrote: nothing is compiled or
     proved, and its options are the defaults. world: default: the current one.
@@ -100,6 +110,7 @@ def load(
         "pages": pages,
         "deterministic": deterministic,
         "experts": experts,
+        "most_rows": most_rows,
     }
     with world.refusing("the arguments of load"):
         opened_bundle = _read_bundle(bundle)

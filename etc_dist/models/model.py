@@ -23,7 +23,7 @@ from etc_dist.models.pages import PageTable
 from etc_dist.models.rows import NO_ROW, RowArrays, RowChecks, StepRows
 from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.setup import ModelSetup, part_of
-from etc_dist.models.step_policy import ROWS, padded
+from etc_dist.models.step_policy import MOST_REQUESTS, ROWS, padded
 from etc_dist.models.weights import check_weights, tied_head
 from etc_dist.ops.tuning import tuning_of
 from etc_dist.program import Bound, set_capacity_hint
@@ -46,9 +46,8 @@ class Model:
     All calls are collective, with equal arguments, and give equal results.
 
     batch: the most concurrent requests. positions: the most positions of a request,
-    its prompt included. most_rows: the most rows of a step, 128. speculate: the most
-    drafts of a request's next tokens in a step. pages: the `PageTable`
-    of the cache."""
+    its prompt included. most_rows: the most rows of a step. speculate: the most drafts
+    of a request's next tokens in a step. pages: the `PageTable` of the cache."""
 
     def __init__(
         self,
@@ -64,6 +63,7 @@ class Model:
         deterministic: str = "run",
         speculate: int = 0,
         experts: str = "tensor",
+        most_rows: int = ROWS[-1],
         bundle: Bundle | None = None,
         are_finite: bool = False,
         world: World | None = None,
@@ -76,7 +76,6 @@ class Model:
         all once. Other options and errors: as for `load`."""
         self.config, self.world = config, world_or_current(world)
         self.part = part_of(self.world.rank, self.world.size, experts)
-        self.most_rows = ROWS[-1]
         with self.world.exclusive:
             with self.world.refusing("the arguments of a model"):
                 setup = ModelSetup(
@@ -90,6 +89,7 @@ class Model:
                     deterministic=deterministic,
                     speculate=speculate,
                     experts=experts,
+                    most_rows=most_rows,
                     ranks=self.world.size,
                 )
                 setup = self._checked(setup, weights, bundle, are_finite)
@@ -99,7 +99,7 @@ class Model:
                 setup = replace(setup, tuning=tuning_of(self.world))
             self.batch, self.positions = setup.batch, setup.most_positions
             self.steps_per_launch = setup.steps_per_launch
-            self.speculate = setup.speculate
+            self.speculate, self.most_rows = setup.speculate, setup.used_rows
             self.pages = PageTable(
                 setup.batch, setup.most_pages, setup.page_size, setup.all_pages
             )
@@ -142,11 +142,17 @@ class Model:
         )
         is_on_gpu = self.world.backend == "cuda"
         self._policy = setup.policy(self.program.workers if is_on_gpu else None)
-        choices = self._policy.capacity(
-            self.most_rows, self.positions, self.steps_per_launch
+        few, every = (
+            self._policy.capacity(most, self.positions, self.steps_per_launch)
+            for most in (min(MOST_REQUESTS, self.most_rows), self.most_rows)
         )
+
         # NOTE: not a method, by which the world would own a model that is dropped.
-        set_capacity_hint(self.program, lambda dims: [{**dims, **c} for c in choices])
+        def capacity(dims: Mapping[str, int]) -> list[Mapping[str, int]]:
+            choices = few if dims["rows"] <= MOST_REQUESTS else every
+            return [{**dims, **choice} for choice in choices]
+
+        set_capacity_hint(self.program, capacity)
 
     def generate(
         self,
@@ -239,8 +245,9 @@ class Model:
         the rows of the one before: row r with the id that was found, at the next
         position, while that is below ends[r]. A row also ends after one of the up to 8
         ids of stops[r]. ends [rows], default: the last row of each request takes part
-        in all steps, other rows in one. `table` has the pages of all these positions.
-        sampling: one for all rows, or a list; default: the most likely id.
+        in all steps, other rows in one. Several steps have at most 128 rows. `table`
+        has the pages of all these positions. sampling: one for all rows, or a list;
+        default: the most likely id.
 
         Returns the ids that were found, int32 [count, rows] on the host; -1 for rows
         that have ended. If logits are not finite, all rows end at their step. Other
@@ -347,9 +354,10 @@ class Model:
             self._arrays["cache"] = self._empty(setup.cache_shape, dtype)
             self._rows = RowArrays(self.pages.table.shape, self.world.backend)
             vocabulary = self.part.config(config).vocabulary
-            self._logits = self._empty((self.most_rows, vocabulary), dtype)
+            height = padded(self.most_rows)
+            self._logits = self._empty((height, vocabulary), dtype)
             if config.mixture is not None:
-                most = config.layers * self.most_rows * config.mixture.router.top_k
+                most = config.layers * height * config.mixture.router.top_k
                 self._best_ids = self._empty((most,), "int32")
         except MemoryError as error:
             raise ArgumentError(

@@ -14,6 +14,7 @@ from etc_dist.models.mirror import HostArray, Mirror
 from etc_dist.models.pages import UNUSED, PageTable, RowLimits, UsedPages
 from etc_dist.models.row_numbers import integers, read_rows, unfit
 from etc_dist.models.sampling import Sampling, row_sampling
+from etc_dist.models.step_policy import MOST_REQUESTS
 from etc_dist.models.written import ranges
 
 Array = np.ndarray[Any, Any]
@@ -177,7 +178,10 @@ class RowChecks:
         lists_by_name = {"ids": ids, "positions": positions, "requests": requests}
         if ends is not None:
             lists_by_name["ends"] = ends
-        numbers = read_rows(lists_by_name, self._most_rows)
+        most_rows = (
+            self._most_rows if steps == 1 else min(self._most_rows, MOST_REQUESTS)
+        )
+        numbers = read_rows(lists_by_name, most_rows)
         if ends is None:
             numbers = np.vstack([numbers, _default_ends(numbers, steps)])
         _, of_rows, requests, last = numbers

@@ -21,9 +21,11 @@ from etc_dist.models.ids import plain
 from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.rows import MOST_STOPS
 from etc_dist.models.step_policy import (
+    MOST_REQUESTS,
     MOST_STEPS,
     ROWS,
     StepPolicy,
+    most_steps,
     step_counts,
 )
 from etc_dist.models.weights import weight_shapes
@@ -65,12 +67,13 @@ class ModelSetup:
     deterministic: str = "run"
     speculate: int = 0
     experts: str = "tensor"
+    most_rows: int = ROWS[-1]
     ranks: int = 1
     tuning: Tuning = field(default_factory=default_tuning)
 
     def __post_init__(self) -> None:
         names = "batch", "positions", "page_size", "steps_per_launch", "pages"
-        for name in (*names, "speculate"):
+        for name in (*names, "speculate", "most_rows"):
             # NOTE: a product of NumPy's integers of 8 bits has 8 bits.
             object.__setattr__(self, name, plain(getattr(self, name)))
 
@@ -86,7 +89,8 @@ class ModelSetup:
                 fix="omit experts",
             )
         check_ranks(self.config, self.ranks, self.part.has_experts)
-        expect_range(self.batch, 1, ROWS[-1], "batch")
+        expect_range(self.batch, 1, MOST_REQUESTS, "batch")
+        expect_range(self.most_rows, self.batch, ROWS[-1], "most_rows")
         expect_range(self.most_positions, 2, self.config.positions, "positions")
         expect_range(self.steps_per_launch, 1, MOST_STEPS, "steps_per_launch")
         most = MOST_DRAFTS if self.steps_per_launch == 1 else 0
@@ -125,6 +129,11 @@ class ModelSetup:
     def all_pages(self) -> int:
         """Of the cache."""
         return self.batch * self.most_pages if self.pages is None else self.pages
+
+    @property
+    def used_rows(self) -> int:
+        """The most rows of a step: each has a position of its own."""
+        return min(self.most_rows, self.batch * self.most_positions)
 
     @property
     def part(self) -> Part:
@@ -196,8 +205,10 @@ class ModelSetup:
             "cache": self.cache_shape,
         }
         arrays = {n: Array(0, s, "", "", "C", None, n) for n, s in shapes.items()}
-        for step_dims in self.policy(workers).every(self.most_positions):
-            counts = step_counts(self.steps_per_launch)
+        policy = self.policy(workers)
+        for step_dims in policy.every(self.most_positions, self.used_rows):
+            most = most_steps(step_dims["rows"], self.steps_per_launch)
+            counts = step_counts(most)
             for num_steps, has_samples in product(counts, range(2)):
                 more = {"steps": num_steps, "stops": MOST_STOPS, "samples": has_samples}
                 yield bind_dims(graph, arrays, {**step_dims, **more})

@@ -26,8 +26,12 @@ from etc_dist.ops.tile_model import (
 )
 from etc_dist.ops.tuning import Tuning, default_tuning
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""The rows of a step; others are padded to the next one: few shapes to prove."""
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""The rows of a step; others are padded to the next one: few shapes to prove. At most
+MOST_ROWS of `plan_shares`."""
+MOST_REQUESTS = 128
+"""The most requests at once. Steps have more rows for prompts alone: those with drafts
+or of several in a launch have at most as many."""
 WIDE_COLUMNS = {True: (96, 112, 160), False: (96, 160, 224)}
 """Whether a model has experts -> the columns of its tiles for many rows. More of them
 add code, of which the instruction cache holds little: by the model of times, the
@@ -58,9 +62,10 @@ MOST_SWAPPED_ROWS = 64
 """Up to so many rows, tiles that are not swapped were never faster. With them a step of
 Qwen3-32B with 64 rows took 5 % longer, on an H200."""
 MANY_ROWS_RATES = {"fill_bytes_per_us": 57e3, "parts_us": 8.0}
-"""With more rows, what differs from a call of one matmul in the constants of the model
-of times. Measured in steps of Qwen3-32B with 128 rows on an H200: each matmul loaded 54
-to 59 KB/us into an SM, and the sums of parts ended 9 us after the last part."""
+"""With more rows, up to MOST_REQUESTS, what differs from a call of one matmul in the
+constants of the model of times. Measured in steps of Qwen3-32B with 128 rows on an
+H200: each matmul loaded 54 to 59 KB/us into an SM, and the sums of parts ended 9 us
+after the last part."""
 TASK_US = 2.0
 """Microseconds for each task of a worker: the work of its loading thread before the
 first load, where the ring of stages does not hide it."""
@@ -83,6 +88,11 @@ def step_counts(most: int) -> list[int]:
     return [*(1 << n for n in range((most - 1).bit_length())), most]
 
 
+def most_steps(rows: int, steps: int) -> int:
+    """The most steps of a launch with `rows` rows. steps: with few rows."""
+    return steps if rows <= MOST_REQUESTS else 1
+
+
 def dims_of_tiles(name: str, tiling: Tiling, is_divided: bool) -> dict[str, int]:
     """The dims that select the tiles of a matmul. is_divided: whether they may use
     split-K."""
@@ -90,9 +100,26 @@ def dims_of_tiles(name: str, tiling: Tiling, is_divided: bool) -> dict[str, int]
     return dims if is_divided else dict([*dims.items()][:2])
 
 
+def row_counts(most: int) -> tuple[int, ...]:
+    """The numbers of rows of steps with up to `most` rows."""
+    return ROWS[: bisect_left(ROWS, most) + 1]
+
+
 def padded(rows: int) -> int:
     """The number of rows of the program's call for `rows` rows."""
     return ROWS[bisect_left(ROWS, rows)]
+
+
+def mean_tiles(rows: int, share: float, height: int) -> float:
+    """The expected number of tiles of `height` rows that an expert has, if each of
+    `rows` rows chooses it with the probability `share`."""
+    return sum(
+        math.comb(rows, count)
+        * share**count
+        * (1 - share) ** (rows - count)
+        * -(-count // height)
+        for count in range(1, rows + 1)
+    )
 
 
 @dataclass(frozen=True)
@@ -161,22 +188,35 @@ class StepPolicy:
             dims |= self._expert_tiles(rows, self.config.mixture)
         return dims
 
-    def every(self, positions: int) -> list[Mapping[str, int]]:
-        """All choices, for texts of up to `positions`."""
+    def every(
+        self, positions: int, most_rows: int = ROWS[-1]
+    ) -> list[Mapping[str, int]]:
+        """All choices, for texts of up to `positions` and steps of up to `most_rows`
+        rows."""
         useful = {n * SLICE_POSITIONS for n in range(1, MOST_SLICES + 1)}
         useful |= {(CUT * STAGE << n) + 1 for n in range(MOST_CUTS.bit_length())}
         lengths = [1, *sorted(n for n in useful if n <= positions)]
-        dims_of_steps = [{"rows": r, **self.dims(r, n)} for r in ROWS for n in lengths]
+        dims_of_steps = [
+            {"rows": rows, **self.dims(rows, n)}
+            for rows in row_counts(most_rows)
+            for n in lengths
+        ]
         return list({tuple(dims.values()): dims for dims in dims_of_steps}.values())
 
     def capacity(
         self, most_rows: int, positions: int, steps: int
     ) -> list[Mapping[str, int]]:
         """The choices for each number of rows up to `most_rows`, at the full length,
-        with `steps` steps in a launch."""
-        counts = (rows for rows in ROWS if rows <= most_rows)
-        most = {"steps": steps, "samples": 1}
-        return [{"rows": rows, **self.dims(rows, positions), **most} for rows in counts]
+        with up to `steps` steps in a launch."""
+        return [
+            {
+                "rows": rows,
+                **self.dims(rows, positions),
+                "steps": most_steps(rows, steps),
+                "samples": 1,
+            }
+            for rows in row_counts(most_rows)
+        ]
 
     def _matmuls(self) -> dict[str, tuple[int, int]]:
         """The n and k of each, n of gate and of up."""
@@ -215,7 +255,8 @@ class StepPolicy:
                 if shapes[candidate.shape_idx].swapped
             ]
 
-        cost = self._cost(rows)
+        is_many = MOST_SWAPPED_ROWS < rows <= MOST_REQUESTS
+        cost = self._cost(MANY_ROWS_RATES if is_many else {})
         return min(candidates, key=lambda t: cost(shapes[t.shape_idx], t, sizes, gated))
 
     def _whole_tilings(self, shapes: Sequence[TileShape], gated: bool) -> list[Tiling]:
@@ -227,14 +268,15 @@ class StepPolicy:
             for columns in shape.widths(gated=gated)
         ]
 
-    def _cost(self, rows: int) -> Callable[[TileShape, Tiling, Sizes, bool], float]:
-        """The time of a matmul with some tiles; on the CPU backend, their number."""
+    def _cost(
+        self, rates: Mapping[str, float]
+    ) -> Callable[[TileShape, Tiling, Sizes, bool], float]:
+        """The time of a matmul with some tiles; on the CPU backend, their number.
+        rates: in place of constants of the tuning."""
         workers = self.workers
         if workers is None:
             return num_tiles_of
-        constants = replace(self.tuning.tiles, task_us=TASK_US)
-        if rows > MOST_SWAPPED_ROWS:
-            constants = replace(constants, **MANY_ROWS_RATES)
+        constants = replace(self.tuning.tiles, task_us=TASK_US, **rates)
 
         def us(shape: TileShape, tiling: Tiling, sizes: Sizes, gated: bool) -> float:
             return work_of(shape, tiling, sizes, workers, gated).us(constants)
@@ -247,19 +289,26 @@ class StepPolicy:
 
     def _expert_tiles(self, rows: int, mixture: DecoderMixture) -> dict[str, int]:
         """Tiles with the rows that most experts have, and the fastest widths for the
-        expected number of chosen experts, if rows choose uniformly."""
-        mean = rows * mixture.router.top_k / mixture.experts
+        expected number of chosen experts, if rows choose uniformly. If experts have
+        several tiles, those of the fastest height."""
         heights = sorted(set.intersection(*map(self._heights, EXPERT_MATMULS)))
-        least_rows = min(rows, max(LEAST_TILE, math.ceil(MEAN_ROWS * mean)))
-        fitting = [n for n in heights if n >= least_rows] or heights
-        height = min(fitting[0], max(n for n in heights if n <= MOST_FEW_ROWS))
-        unused = (1 - mixture.router.top_k / mixture.experts) ** rows
-        num_experts = math.ceil(mixture.held * (1 - unused))
-        hidden, inner = self.config.hidden, self.config.inner
-        matmuls = zip(EXPERT_MATMULS, ((inner, hidden), (hidden, inner)), strict=True)
+        share = mixture.router.top_k / mixture.experts
+        if rows > MOST_REQUESTS:
+            candidates = [
+                self._grouped_tilings(
+                    height, math.ceil(mixture.held * mean_tiles(rows, share, height))
+                )
+                for height in heights
+            ]
+            tilings_by_name = min(candidates, key=lambda candidate: candidate[0])[1]
+        else:
+            least_rows = min(rows, max(LEAST_TILE, math.ceil(MEAN_ROWS * rows * share)))
+            fitting = [n for n in heights if n >= least_rows] or heights
+            height = min(fitting[0], max(n for n in heights if n <= MOST_FEW_ROWS))
+            num_experts = math.ceil(mixture.held * (1 - (1 - share) ** rows))
+            _, tilings_by_name = self._grouped_tilings(height, num_experts)
         dims: dict[str, int] = {}
-        for name, (n, k) in matmuls:
-            tiling = self._grouped_tiling(name, height, num_experts, n, k)
+        for name, tiling in tilings_by_name.items():
             dims |= dims_of_tiles(name, tiling, False)
         return dims
 
@@ -269,17 +318,33 @@ class StepPolicy:
         whole_tilings = self._whole_tilings(shapes, name in GATED)
         return {shapes[tiling.shape_idx].rows for tiling in whole_tilings}
 
+    def _grouped_tilings(
+        self, height: int, num_tiles: int
+    ) -> tuple[float, dict[str, Tiling]]:
+        """The time of the experts' matmuls with the fastest tiles of `height` rows, and
+        these. num_tiles: of the rows of all experts."""
+        hidden, inner = self.config.hidden, self.config.inner
+        sizes = dict(
+            zip(EXPERT_MATMULS, ((inner, hidden), (hidden, inner)), strict=True)
+        )
+        fastest = {
+            name: self._grouped_tiling(name, height, num_tiles, n, k)
+            for name, (n, k) in sizes.items()
+        }
+        all_us = sum(us for us, _ in fastest.values())
+        return all_us, {name: tiling for name, (_, tiling) in fastest.items()}
+
     def _grouped_tiling(
-        self, name: str, height: int, num_experts: int, n: int, k: int
-    ) -> Tiling:
-        """The fastest tiles of `height` rows, for weights [n, k] of `num_experts`
-        experts, or [n, k] of gate and of up."""
+        self, name: str, height: int, num_row_tiles: int, n: int, k: int
+    ) -> tuple[float, Tiling]:
+        """The time of the fastest tiles of `height` rows, and these. n and k: of the
+        weights of an expert, or of its gate and of its up."""
         shapes, gated = self.shapes_of(name), name in GATED
-        all_columns, cost = n * (1 + gated), self._cost(height)
+        all_columns, cost = n * (1 + gated), self._cost({})
 
         def cost_of_all(tiling: Tiling) -> float:
             num_tiles = -(-all_columns // tiling.columns)
-            sizes = height, num_experts * num_tiles * tiling.columns, k
+            sizes = height, num_row_tiles * num_tiles * tiling.columns, k
             return cost(shapes[tiling.shape_idx], tiling, sizes, False)
 
         fitting_tilings = [
@@ -287,7 +352,8 @@ class StepPolicy:
             for tiling in self._whole_tilings(shapes, gated)
             if shapes[tiling.shape_idx].rows == height
         ]
-        return min(fitting_tilings, key=cost_of_all)
+        fastest = min(fitting_tilings, key=cost_of_all)
+        return cost_of_all(fastest), fastest
 
     def _shares(self, rows: int, longest: int) -> dict[str, int]:
         """The shares of each KV head. A worker has one list of a share while that is

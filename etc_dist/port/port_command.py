@@ -16,7 +16,7 @@ from etc_dist.models.config import parse_config
 from etc_dist.models.fields import refused
 from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.setup import ModelSetup
-from etc_dist.models.step_policy import ROWS
+from etc_dist.models.step_policy import MOST_REQUESTS
 from etc_dist.models.weights import weight_bytes, weight_shapes
 from etc_dist.port import likeness, step_times
 from etc_dist.port.faults import find_faults
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what is known of the model; 1 if it is not supported, or a check failed."""
-    batches = parse_numbers(options.batches, ROWS[-1], "--batches")
+    batches = parse_numbers(options.batches, MOST_REQUESTS, "--batches")
     counts = parse_numbers(options.ranks, MOST_RANKS, "--ranks")
     expect_range(options.context, 1, None, "--context")
     path = options.config

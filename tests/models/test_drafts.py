@@ -108,6 +108,27 @@ def test_wrong_drafts_that_are_kept_change_ids(folder, rng, one_rank, monkeypatc
 
 
 @ONE_RANK
+def test_steps_with_drafts_have_few_rows(folder, one_rank, monkeypatch):
+    monkeypatch.setattr(batches, "MOST_REQUESTS", 3)
+    monkeypatch.setattr(Drafts, "propose", lambda _, tokens, most: tokens[:most])
+    most_rows = []
+
+    class Steps(Batch):
+        def _run(self, parts):
+            most_rows.append(sum(count + len(drafts) for _, count, drafts in parts))
+            return super()._run(parts)
+
+    with (
+        load(folder, world=one_rank, speculate=4, **OPTIONS) as model,
+        Steps(model) as batch,
+    ):
+        batch.add([7] * 30, max_new_tokens=9)
+        while not batch.is_done:
+            batch.step()
+    assert most_rows[0] == 30 and max(most_rows[1:]) == 3
+
+
+@ONE_RANK
 def test_numbers_of_drafts_are_refused(folder, one_rank):
     for options in ({"speculate": 33}, {"speculate": 1, "steps_per_launch": 2}):
         with pytest.raises(ArgumentError, match="speculate is out of range"):

@@ -117,8 +117,8 @@ def test_weights_that_do_not_fit_leave_the_world_usable(change, text, folder, on
         (([1, 2], [0], [0], TABLE), "equally many"),
         (([1, 2], [0, 0], [3, 3], TABLE), "row 1 and one before it"),
         (([1, 2], [0, 1], [0, 0], TABLE * 0), "row 1 and one before it"),
-        (([], [], [], TABLE), "1 to 128 rows"),
-        (([1] * 129, [0] * 129, [0] * 129, TABLE), "1 to 128 rows"),
+        (([], [], [], TABLE), "1 to 64 rows"),
+        (([1] * 65, [0] * 65, [0] * 65, TABLE), "1 to 64 rows"),
         (([1], [0], [0], np.zeros((3, 1), np.int32)), "table of up to 2 requests"),
     ],
 )
