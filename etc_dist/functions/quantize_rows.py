@@ -58,8 +58,8 @@ def quantize_rows(dtype: str, lane: str = TENSOR) -> DeviceFunction:
         shared=0,
         constants={"kIsHalf": int(dtype == "float16")},
         tile={
-            0: Operand((rows, k), two_byte(dtype)),
-            1: Operand((rows, k), E4M3),
-            2: Operand((rows, blocks), "float32", by_element=True),
+            0: Operand((rows, k), two_byte(dtype), leading=True),
+            1: Operand((rows, k), E4M3, leading=True),
+            2: Operand((rows, blocks), "float32", leading=True, by_element=True),
         },
     )

@@ -57,12 +57,14 @@ class Scaling:
             return scales[(*place, slice(None), span(k_span.start // BLOCK, size))]
         return scales[(*place, slice(None), slice(None))]
 
-    def x_region(self, scales: Tensor, rows: Any, k_span: Any) -> Region:
+    def x_region(
+        self, scales: Tensor, rows: Any, k_span: Any, place: Place = ()
+    ) -> Region:
         """The scales of some rows of x, for all of k or a part, as `region`."""
         if not isinstance(k_span, Tile):
-            return scales[rows, slice(None)]
+            return scales[(*place, rows, slice(None))]
         size = ceildiv(k_span.size, BLOCK)
-        return scales[rows, span(k_span.start // BLOCK, size)]
+        return scales[(*place, rows, span(k_span.start // BLOCK, size))]
 
     @property
     def operand(self) -> Operand:
@@ -118,7 +120,7 @@ BLOCKS = Scaling(PER_BLOCK, "float32")
 
 class ScaledTensor(NamedTuple):
     """The tensors of a weight, or of a stack of weights: codes [..., n, k], and their
-    scales. Or of activations: codes [m, k], and scales [m, ceil(k / 128)]."""
+    scales. Or of activations: codes [..., m, k], and scales [..., m, ceil(k / 128)]."""
 
     codes: Tensor
     scales: Tensor

@@ -354,10 +354,16 @@ class Tiles:
         weights in stacks."""
         return weight_regions(self.w_layout, weights, columns, k_span, place)
 
-    def x_scales(self, x: ScaledTensor, rows: Any, k_span: Any) -> Region:
+    def x_scales(
+        self,
+        scales: Tensor,
+        rows: Any,
+        k_span: Any,
+        place: tuple[Expr | int, ...] = (),
+    ) -> Region:
         """The region of the scales of some rows of x, of all k, or a part as above."""
         assert self._scaling is not None
-        return self._scaling.x_region(x.scales, rows, k_span)
+        return self._scaling.x_region(scales, rows, k_span, place)
 
     def _check_gated(self, epilogue: Epilogue) -> None:
         if epilogue.gated and self.w_layout == "kn":
@@ -492,7 +498,8 @@ class Tiles:
             w_dtype, scales = E4M3, [self._scaling.operand] * len(weights)
         if self.quantizes:
             x_dtype = E4M3
-            scales.append(Operand((None, None), "float32", by_element=True))
+            of_x = Operand((None, None), "float32", leading=True, by_element=True)
+            scales.append(of_x)
         x = Operand((rows, depth), x_dtype, leading=True, apart=True)
         w = Operand(w_shape, w_dtype, leading=True, apart=True)
         strip = self.strip_columns(gated=gated) if epilogue.reduces else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from etc_dist.compiler import world_or_current
@@ -17,11 +18,11 @@ from etc_dist.ops.all_gather_matmul import add_gathered_matmul
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
 from etc_dist.ops.multiply import Matrix, RowEvents, tiles_of_dims
-from etc_dist.ops.operation import Candidate, Capacity, Operation
+from etc_dist.ops.operation import Candidate, Capacity, ScalableOperation
+from etc_dist.ops.quantized_rows import rows_for
 from etc_dist.ops.rank_tiles import RankTiles
 from etc_dist.ops.return_rows import add_returned_matmul
-from etc_dist.ops.scaled_weight import ACTIVATIONS, FLOAT8, check_activations
-from etc_dist.ops.tile_model import FAMILY, FLOAT8_FAMILY
+from etc_dist.ops.tile_model import FAMILY
 from etc_dist.world import World
 
 
@@ -41,8 +42,9 @@ def mlp_graph(
     into activations, and these by down; the partial sums go to the rows' owners. A tile
     of the down projection starts when its rows' activations are complete on its rank:
     those of the tile if both matmuls have tiles of equally many rows, else all of the
-    rows' owner. The dims of tiles begin with `gate_up_` and `down_`: see
-    `tiles_of_dims` and `TiledMatmul`."""
+    rows' owner. With a layout of float8 activations, x is quantized before it is
+    gathered, and the activations before they are multiplied. The dims of tiles begin
+    with `gate_up_` and `down_`: see `tiles_of_dims` and `TiledMatmul`."""
     x, y, (gate, up), down = add_tensors(g, dtype, w_layout)
     (rows, _), (_, inner), world = x.shape, down.shape, g.world_size
     tiles = tiles_of_dims(g, "gate_up_", shapes, rows, w_layout)
@@ -51,14 +53,27 @@ def mlp_graph(
     block = g.let("activated_rows", block)
     active = g.local("active", (world, rows, inner), dtype)
     local_active = Matrix(active, (g.rank,))
-    matmul = RankTiles(g, "gate_up_", tiles, dtype, x, [gate, up], local_active, swiglu)
+    own_rows, own_events = rows_for(g, "gate_up_", tiles, x, 2 * inner, None)
+    own_x, weights = Matrix.of(own_rows), (gate, up)
+    matmul = RankTiles(
+        g, "gate_up_", tiles, dtype, own_x, weights, local_active, swiglu
+    )
     events = matmul.complete_rows("activated", world, block, g.rank)
     activated = RowEvents(events, block)
-    add_gathered_matmul(g, matmul, x, active, 2 * inner, packet_bytes, activated)
+    add_gathered_matmul(
+        g,
+        matmul,
+        own_rows,
+        active,
+        2 * inner,
+        packet_bytes,
+        waits=own_events,
+        complete=activated,
+    )
     add_returned_matmul(g, "down_", down_tiles, active, down, y, waits=activated)
 
 
-class SharedMLP(Operation):
+class SharedMLP(ScalableOperation):
     """`MLP` with the weights as arguments, so that layers of one shape share a program
     and its buffers: `call((x, gate, up, down), out, stream)`."""
 
@@ -70,7 +85,6 @@ class SharedMLP(Operation):
     )
     output = "out [rows, hidden]"
     scalable = ("gate", "up", "down")
-    activations = ACTIVATIONS[0]
     most_gathered = MOST_ROWS
     """Internal: the rows of all ranks that the first program serves, on several."""
 
@@ -94,15 +108,17 @@ class SharedMLP(Operation):
                 in_order=in_order,
             )
 
+        family = {"shapes": self.family, **self.sizes}
+        shapes = family["shapes"]
         overlapped = Candidate(
-            mlp_graph,
+            partial(mlp_graph, shapes=self.family),
             over_hosts=True,
-            capacity=capacity(1, 1, FAMILY),
+            capacity=capacity(1, 1, self.family),
             policy=lambda tuning, w_layout, dims, workers: choose_tiles(
                 dims,
                 ranks,
                 workers,
-                shapes_for(w_layout, FAMILY),
+                shapes_for(w_layout, self.family),
                 in_order=in_order,
                 tuning=tuning,
                 of_one_rank=True,
@@ -110,9 +126,6 @@ class SharedMLP(Operation):
         )
         if self.world.hosts.count > 1:
             return [overlapped]
-        is_float8 = self.activations == FLOAT8
-        family = {"shapes": FLOAT8_FAMILY if is_float8 else FAMILY, **self.sizes}
-        shapes = family["shapes"]
         tiles = Candidate(
             mlp_tiles_graph,
             family,
@@ -150,8 +163,8 @@ class MLP(SharedMLP):
     Two programs: one for a single rank, and for few rows of several ranks, with tiles
     that suit their number; the other overlaps transfers with computation. schedule,
     trace: as for `etc_dist.compile`. deterministic: as for `Matmul`. activations: as
-    for `Matmul`, on one rank only: "float8" quantizes x, and the activations after they
-    are rounded to the dtype.
+    for `Matmul`: "float8" quantizes x before its rows are sent to peers, and the
+    activations after they are rounded to the dtype.
     """
 
     def __init__(
@@ -167,14 +180,15 @@ class MLP(SharedMLP):
         activations: str = "16-bit",
     ):
         world = world_or_current(world)
-        with world.refusing(f"the options of {type(self).__name__}"):
-            check_activations(activations, type(self).__name__, world.size)
-        self.activations = activations
         self._hold(world, gate, up, down, activations=activations)
         self.dtype = self.known.dtype
-        self.options = {"dtype": self.dtype, "activations": activations}
+        self.options = {"dtype": self.dtype}
         super().__init__(
-            world=world, schedule=schedule, trace=trace, deterministic=deterministic
+            world=world,
+            schedule=schedule,
+            trace=trace,
+            deterministic=deterministic,
+            activations=activations,
         )
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:

@@ -35,7 +35,8 @@ def mlp_tiles_graph(
     Dims whose names begin with `gate_up_` and `down_` select the tiles of the two
     GEMMs: see `tiles_of_dims` and `TiledMatmul`. Tiles of down wait for the activations
     of their rows, or of all rows if the two GEMMs divide the rows in different ways.
-    With a layout of float8 activations, x and the activations are quantized first.
+    With a layout of float8 activations, x is quantized before it is gathered, and the
+    activations before they are multiplied.
     """
     x, y, weights, down = add_tensors(g, dtype, w_layout)
     rows, inner = x.shape[0], down.shape[1]
@@ -44,12 +45,10 @@ def mlp_tiles_graph(
         tiles_of_dims(g, name, shapes, tokens, w_layout)
         for name in ("gate_up_", "down_")
     )
-    all_x, x_events = gather_rows(g, x, tokens, tiles.rows)
+    own_rows, own_events = rows_for(g, "gate_up_", tiles, x, 2 * inner, None)
+    all_x, x_events = gather_rows(g, own_rows, tokens, tiles.rows, own_events)
     active = g.local("active", (tokens, inner), dtype)
-    rows_of_x, x_events = rows_for(g, "gate_up_", tiles, all_x, 2 * inner, x_events)
-    gate_up = TiledMatmul(
-        g, "gate_up_", tiles, dtype, rows_of_x, weights, active, swiglu
-    )
+    gate_up = TiledMatmul(g, "gate_up_", tiles, dtype, all_x, weights, active, swiglu)
     is_alike = equal(tiles.rows, down_tiles.rows)
     block = g.let("activated_rows", select(is_alike, tiles.rows, tokens))
     activated = gate_up.complete("activated", block)

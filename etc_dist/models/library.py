@@ -133,8 +133,14 @@ def _matmul_graphs() -> Iterator[tuple[str, GraphFunction]]:
         graph = matmul_graph(1, dtype=dtype, w_layout=scaling.w_layout)
         yield f"{graph.name} float8 per {per} 1 {dtype}", graph
     layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
-    graph = matmul_graph(1, w_layout=layout, shapes=FLOAT8_FAMILY)
-    yield f"{graph.name} float8 activations 1 {DTYPES[0]}", graph
+    for make, world_size in (
+        (matmul_graph, 1),
+        (all_gather_matmul_graph, 4),
+        (matmul_reduce_scatter_graph, 4),
+        (matmul_all_reduce_graph, 4),
+    ):
+        graph = make(world_size, w_layout=layout, shapes=FLOAT8_FAMILY)
+        yield f"{graph.name} float8 activations {world_size} {DTYPES[0]}", graph
     graph = matmul_reduce_scatter_graph(8, partials="float32")
     yield f"{graph.name} 8 {DTYPES[0]} float32", graph
     for make in (returned_matmul_graph, gathered_matmul_graph):
@@ -158,8 +164,9 @@ def _mlp_graphs() -> Iterator[tuple[str, GraphFunction]]:
     graph = mlp_graph(4)
     yield f"{graph.name} 4 {DTYPES[0]}", graph
     layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
-    graph = mlp_tiles_graph(1, shapes=FLOAT8_FAMILY, w_layout=layout)
-    yield f"{graph.name} float8 activations 1 {DTYPES[0]}", graph
+    for make, world_size in ((mlp_tiles_graph, 1), (mlp_graph, 4)):
+        graph = make(world_size, shapes=FLOAT8_FAMILY, w_layout=layout)
+        yield f"{graph.name} float8 activations {world_size} {DTYPES[0]}", graph
     layout = Scaling(PER_BLOCK, "float32").w_layout
     graph = mlp_tiles_graph(4, w_layout=layout)
     yield f"{graph.name} float8 per block 4 {DTYPES[0]}", graph

@@ -4,10 +4,11 @@ and returned to their owners afterwards. The number of rows selects the tiles.""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.push_tile import push_tile
-from etc_dist.functions.scaled_weights import ScaledTensor
+from etc_dist.functions.scaled_weights import BLOCK, ScaledTensor
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.tile_matmul import Tiles
 from etc_dist.functions.tile_shape import TileShape, shapes_for
@@ -30,6 +31,12 @@ from etc_dist.ir.tensor import Tile
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.multiply import RowEvents, TiledMatmul
 from etc_dist.ops.operation import Candidate
+from etc_dist.ops.quantized_rows import (
+    Rows,
+    gathered_tensors,
+    push_of,
+    row_tensors,
+)
 from etc_dist.ops.tile_model import FAMILY, choose, dims_of, largest_tilings
 from etc_dist.ops.tuning import Tuning
 from etc_dist.schedule.plan import Choice
@@ -67,10 +74,12 @@ def with_few_rows(
     world: World,
     deterministic: str,
     most: int = MOST_ROWS,
+    *,
+    shapes: Sequence[TileShape] = FAMILY,
 ) -> list[Candidate]:
     """The candidates of a GEMM of x [rows, k] and w [n, k] or [k, n]: `graph`, with the
-    dims of a tiling, for up to `most` rows of all ranks, and `many`. Only `many` on
-    several hosts, and if it has options such as a tile size."""
+    dims of a tiling of `shapes`, for up to `most` rows of all ranks, and `many`. Only
+    `many` on several hosts, and if it has options such as a tile size."""
     size, in_order = world.size, deterministic == BATCH
     if world.hosts.count > 1 or many.options:
         return [many]
@@ -81,7 +90,7 @@ def with_few_rows(
         return choose(
             (size * dims["rows"], dims["n"], dims["k"]),
             workers,
-            shapes_for(w_layout, FAMILY),
+            shapes_for(w_layout, shapes),
             tuning,
             in_order=in_order,
             w_layout=w_layout,
@@ -90,13 +99,13 @@ def with_few_rows(
     def capacity(
         w_layout: str, dims: Mapping[str, int], workers: int
     ) -> list[Mapping[str, int]]:
-        shapes, own_rows = shapes_for(w_layout, FAMILY), most // size
+        all_shapes, own_rows = shapes_for(w_layout, shapes), most // size
         return capacity_dims(
-            dims, own_rows, shapes, workers, size, [""], in_order=in_order
+            dims, own_rows, all_shapes, workers, size, [""], in_order=in_order
         )
 
     few = Candidate(
-        graph,
+        partial(graph, shapes=shapes),
         serves=lambda dims: has_few_rows(dims["rows"], size, most),
         capacity=capacity,
         policy=choose_tiles,
@@ -127,15 +136,16 @@ def capacity_dims(
 
 
 def gather_rows(
-    g: Graph, x: Tensor, tokens: Expr, block: Expr
-) -> tuple[Tensor, RowEvents | None]:
+    g: Graph, x: Rows, tokens: Expr, block: Expr, waits: RowEvents | None
+) -> tuple[Rows, RowEvents | None]:
     """Push this rank's rows of x [rows, k] to all ranks. Returns all ranks' rows
     [tokens, k], and the events of their blocks of `block` rows. On one rank x itself,
-    and None."""
-    (rows, k), world = x.shape, g.world_size
+    and `waits`, the events of its rows."""
+    tensors, world = row_tensors(x), g.world_size
+    rows, k = tensors[0].shape
     if world == 1:
-        return x, None
-    all_x = g.symmetric("all_x", (tokens, k), x.dtype)
+        return x, waits
+    all_x = gathered_tensors(g, "all_x", (tokens,), x)
     width = _pushed(g, "pushed", tokens, k)
     num_pieces = g.let("pushes", ceildiv(k, width))
     row_events = g.events(
@@ -146,11 +156,15 @@ def gather_rows(
     )
     p, r, c = grid = g.grid(p=world, r=rows, c=num_pieces)
     to, row = (g.rank + (world - 1) - p) % world, g.rank * rows + r
+    # Pieces of rows in float8 have whole groups, unless they are rows.
+    pieces = [tile(c, width), tile(c, ceildiv(width, BLOCK))]
+    pairs = [*zip(tensors, row_tensors(all_x), pieces, strict=False)]
     g.call(
-        push_rows(),
+        push_of(x),
         grid,
-        reads=[x[span(r, 1), tile(c, width)]],
-        writes=[all_x.on(to)[span(row, 1), tile(c, width)]],
+        reads=[tensor[span(r, 1), piece] for tensor, _, piece in pairs],
+        writes=[whole.on(to)[span(row, 1), piece] for _, whole, piece in pairs],
+        waits=[] if waits is None else [waits.at(r)],
         notifies=[row_events.on(to)[row // block]],
     )
     return all_x, RowEvents(row_events, block)

@@ -20,6 +20,7 @@ def matmul_reduce_scatter(
     *,
     partials: str | None = None,
     deterministic: str = "run",
+    activations: str = "16-bit",
     out: Any = None,
     stream: Any = None,
 ) -> Any:
@@ -27,29 +28,36 @@ def matmul_reduce_scatter(
 
     x [M, K], w [N, K] -> [M / world_size, N], bfloat16 or float16; w may be a
     transposed view, or a `ScaledWeight`. partials: None rounds each rank's partial sum
-    to the dtype of x, "float32" keeps it in fp32. out: the array to write. stream: the
-    stream to run on, by default the current one.
+    to the dtype of x, "float32" keeps it in fp32. activations: "float8" quantizes x.
+    out: the array to write. stream: the stream to run on, by default the current one.
 
     Collective, on the current world. See `MatmulReduceScatter` for deterministic,
-    arrays, precision and errors."""
-    operation = kept(
-        current(), MatmulReduceScatter, partials=partials, deterministic=deterministic
-    )
+    activations, arrays, precision and errors."""
+    options = {"deterministic": deterministic, "activations": activations}
+    operation = kept(current(), MatmulReduceScatter, partials=partials, **options)
     return operation(x, w, out, stream=stream)
 
 
 def all_gather_matmul(
-    x: Any, w: Any, *, deterministic: str = "run", out: Any = None, stream: Any = None
+    x: Any,
+    w: Any,
+    *,
+    deterministic: str = "run",
+    activations: str = "16-bit",
+    out: Any = None,
+    stream: Any = None,
 ) -> Any:
     """The rows of all ranks' x, in rank order, @ w.T.
 
     x [M / world_size, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a
-    transposed view, or a `ScaledWeight`. out: the array to write. stream: the stream to
-    run on, by default the current one.
+    transposed view, or a `ScaledWeight`. activations: "float8" quantizes x before its
+    rows are sent. out: the array to write. stream: the stream to run on, by default the
+    current one.
 
-    Collective, on the current world. See `AllGatherMatmul` for deterministic, arrays
-    and errors."""
-    operation = kept(current(), AllGatherMatmul, deterministic=deterministic)
+    Collective, on the current world. See `AllGatherMatmul` for deterministic,
+    activations, arrays and errors."""
+    options = {"deterministic": deterministic, "activations": activations}
+    operation = kept(current(), AllGatherMatmul, **options)
     return operation(x, w, out, stream=stream)
 
 
@@ -93,17 +101,24 @@ def all_reduce_norm(
 
 
 def matmul_all_reduce(
-    x: Any, w: Any, *, deterministic: str = "run", out: Any = None, stream: Any = None
+    x: Any,
+    w: Any,
+    *,
+    deterministic: str = "run",
+    activations: str = "16-bit",
+    out: Any = None,
+    stream: Any = None,
 ) -> Any:
     """The sum over ranks of x @ w.T, on each rank.
 
     x [M, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a transposed view, or a
-    `ScaledWeight`. N is a multiple of 8. out: the array to write. stream: the stream to
-    run on, by default the current one.
+    `ScaledWeight`. N is a multiple of 8. activations: "float8" quantizes x. out: the
+    array to write. stream: the stream to run on, by default the current one.
 
-    Collective, on the current world. See `MatmulAllReduce` for deterministic, arrays,
-    precision and errors."""
-    operation = kept(current(), MatmulAllReduce, deterministic=deterministic)
+    Collective, on the current world. See `MatmulAllReduce` for deterministic,
+    activations, arrays, precision and errors."""
+    options = {"deterministic": deterministic, "activations": activations}
+    operation = kept(current(), MatmulAllReduce, **options)
     return operation(x, w, out, stream=stream)
 
 
@@ -115,6 +130,7 @@ def matmul_all_reduce_norm(
     eps: float = EPS,
     *,
     deterministic: str = "run",
+    activations: str = "16-bit",
     out: Any = None,
     residual_out: Any = None,
     stream: Any = None,
@@ -122,14 +138,14 @@ def matmul_all_reduce_norm(
     """The RMSNorm of residual and the sum over ranks of x @ w.T, and that sum: (out,
     residual_out).
 
-    x [M, K] and w [N, K] as for `matmul_all_reduce`; residual [M, N], gain [N] and eps
-    as for `all_reduce_norm` -> [M, N] both. out, residual_out: the arrays to write;
-    residual_out may be residual. stream: the stream to run on, by default the current
-    one.
+    x [M, K], w [N, K] and activations as for `matmul_all_reduce`; residual [M, N], gain
+    [N] and eps as for `all_reduce_norm` -> [M, N] both. out, residual_out: the arrays
+    to write; residual_out may be residual. stream: the stream to run on, by default the
+    current one.
 
     Collective, on the current world. See `MatmulAllReduceNorm`."""
-    options = {"eps": eps, "deterministic": deterministic}
-    operation = kept(current(), MatmulAllReduceNorm, **options)
+    options = {"deterministic": deterministic, "activations": activations}
+    operation = kept(current(), MatmulAllReduceNorm, eps=eps, **options)
     return operation(x, w, residual, gain, out, residual_out, stream=stream)
 
 

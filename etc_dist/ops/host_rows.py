@@ -6,12 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from etc_dist.functions.push_far import push_far
-from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import (
     EventTensor,
     Expr,
     Graph,
-    Tensor,
     ceildiv,
     equal,
     maximum,
@@ -20,7 +18,9 @@ from etc_dist.ir import (
     span,
 )
 from etc_dist.ir.tensor import Tile
+from etc_dist.ops.multiply import RowEvents
 from etc_dist.ops.near_ranks import near_rank
+from etc_dist.ops.quantized_rows import Rows, push_of, row_tensors
 
 PACKETS_OF_MESSAGE = 4
 """Packets that are sent to another host by one message: fewer messages cost less, and
@@ -43,20 +43,27 @@ class Packets:
         return span(b * self.size + start, minimum(self.packet_rows, self.size - start))
 
 
-def send_rows(g: Graph, x: Tensor, all_x: Tensor, shape: Packets) -> EventTensor:
+def send_rows(
+    g: Graph, x: Rows, all_x: Rows, shape: Packets, waits: RowEvents | None
+) -> EventTensor:
     """Add the sending of x [rows, k] to this rank's partners, into their `all_x`
-    [world, rows, k], from where they pass it on.
+    [world, rows, k], from where they pass it on. waits: the events of blocks of x.
 
     Returns the events [world, blocks] of the blocks of `all_x`, for the packets of
-    near ranks and the messages of partners."""
+    near ranks and the messages of partners: of codes and of scales, if x has them."""
+    own_tensors, all_tensors = row_tensors(x), row_tensors(all_x)
     near, size, blocks = g.local_size, shape.size, shape.blocks
     message_rows = g.let("message_rows", shape.packet_rows * PACKETS_OF_MESSAGE)
-    num_messages = g.let("messages", ceildiv(minimum(size, x.shape[0]), message_rows))
+    num_messages = g.let(
+        "messages", ceildiv(minimum(size, own_tensors[0].shape[0]), message_rows)
+    )
     packet_events = g.events(
         "arrived",
         (g.world_size, blocks),
         expects=lambda source, _: select(
-            equal(source % near, g.rank % near), num_messages, shape.packets
+            equal(source % near, g.rank % near),
+            num_messages * len(all_tensors),
+            shape.packets,
         ),
         cross_rank=True,
     )
@@ -69,11 +76,12 @@ def send_rows(g: Graph, x: Tensor, all_x: Tensor, shape: Packets) -> EventTensor
     )
     # Transfers between hosts read symmetric memory: this rank's place in `all_x`.
     g.call(
-        push_rows(),
+        push_of(x),
         grid,
         name="stage_rows",
-        reads=[x[packet, :]],
-        writes=[all_x[g.rank, packet, :]],
+        reads=[tensor[packet, :] for tensor in own_tensors],
+        writes=[tensor[g.rank, packet, :] for tensor in all_tensors],
+        waits=[] if waits is None else [waits.at(b * size)],
         notifies=[staged[b, f]],
     )
     s, b, f = grid = g.grid(s=g.world_size // near - 1, b=blocks, f=num_messages)
@@ -81,20 +89,23 @@ def send_rows(g: Graph, x: Tensor, all_x: Tensor, shape: Packets) -> EventTensor
     message = span(
         b * size + f * message_rows, minimum(message_rows, size - f * message_rows)
     )
-    g.call(
-        push_far(),
-        grid,
-        name="send_rows",
-        reads=[all_x[g.rank, message, :]],
-        writes=[all_x.on(partner)[g.rank, message, :]],
-        waits=[staged[b, f]],
-        notifies=[packet_events.on(partner)[g.rank, b]],
-    )
+    # Scales first: they are few bytes, and codes are not multiplied without them.
+    names = ("send_rows", "send_scales")
+    for tensor, name in reversed([*zip(all_tensors, names, strict=False)]):
+        g.call(
+            push_far(),
+            grid,
+            name=name,
+            reads=[tensor[g.rank, message, :]],
+            writes=[tensor.on(partner)[g.rank, message, :]],
+            waits=[staged[b, f]],
+            notifies=[packet_events.on(partner)[g.rank, b]],
+        )
     return packet_events
 
 
 def pass_on_rows(
-    g: Graph, all_x: Tensor, packet_events: EventTensor, shape: Packets
+    g: Graph, all_x: Rows, packet_events: EventTensor, shape: Packets
 ) -> None:
     """Add the pushes of the partners' rows to near ranks, block by block."""
     world, near = g.world_size, g.local_size
@@ -105,11 +116,11 @@ def pass_on_rows(
     to = near_rank(g, (g.rank + 1 + p) % near)
     packet = shape.rows(b, q)
     g.call(
-        push_rows(),
+        push_of(all_x),
         grid,
         name="pass_on_rows",
-        reads=[all_x[source, packet, :]],
-        writes=[all_x.on(to)[source, packet, :]],
+        reads=[tensor[source, packet, :] for tensor in row_tensors(all_x)],
+        writes=[tensor.on(to)[source, packet, :] for tensor in row_tensors(all_x)],
         waits=[packet_events[source, b]],
         notifies=[packet_events.on(to)[source, b]],
     )

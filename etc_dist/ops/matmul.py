@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_range
 from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling, weight_input
 from etc_dist.functions.tile_shape import TileShape, shapes_for
@@ -13,10 +12,9 @@ from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
 from etc_dist.ops.operation import Candidate, WeightOperation
 from etc_dist.ops.quantized_rows import rows_for
-from etc_dist.ops.scaled_weight import FLOAT8, check_activations
+from etc_dist.ops.scaled_weight import FLOAT8
 from etc_dist.ops.tile_model import (
     FAMILY,
-    FLOAT8_FAMILY,
     Tiling,
     choose,
     dims_of,
@@ -25,7 +23,6 @@ from etc_dist.ops.tile_model import (
 )
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.schedule.plan import Choice
-from etc_dist.world import World
 
 
 @graph_function
@@ -77,23 +74,6 @@ class Matmul(WeightOperation):
     inputs = "x [m, k]", "w [n, k]"
     output = "out [m, n]"
 
-    def __init__(
-        self,
-        *,
-        world: World | None = None,
-        schedule: str = "static",
-        trace: bool | None = None,
-        deterministic: str = "run",
-        activations: str = "16-bit",
-    ):
-        world = world_or_current(world)
-        with world.refusing(f"the options of {type(self).__name__}"):
-            check_activations(activations, type(self).__name__)
-        self.activations, self.options = activations, {"activations": activations}
-        super().__init__(
-            world=world, schedule=schedule, trace=trace, deterministic=deterministic
-        )
-
     def candidates(self) -> list[Candidate]:
         """Internal: one graph, whose tiles are chosen for each call."""
         is_divided = self.deterministic != BATCH  # else k never is
@@ -131,9 +111,7 @@ class Matmul(WeightOperation):
 
     @property
     def _family(self) -> Sequence[TileShape]:
-        is_float8 = self.activations == FLOAT8
-        family = FLOAT8_FAMILY if is_float8 else FAMILY
-        shapes: Sequence[TileShape] = self.sizes.get("shapes", family)
+        shapes: Sequence[TileShape] = self.sizes.get("shapes", self.family)
         return shapes
 
     def _shapes(self, w_layout: str) -> Sequence[TileShape]:

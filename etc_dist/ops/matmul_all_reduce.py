@@ -24,8 +24,9 @@ from etc_dist.ops.exchange_model import (
     largest_sizes,
 )
 from etc_dist.ops.few_rows import SENT_WORK, sent_elements
-from etc_dist.ops.multiply import Matrix, TiledMatmul, tiles_of_dims
-from etc_dist.ops.operation import Candidate, Operation, WeightOperation
+from etc_dist.ops.multiply import Matrix, RowEvents, TiledMatmul, tiles_of_dims
+from etc_dist.ops.operation import Candidate, ScalableOperation, WeightOperation
+from etc_dist.ops.quantized_rows import Rows, rows_for
 from etc_dist.ops.rank_tiles import RankTiles
 from etc_dist.ops.row_sums import Norm, RowSums
 from etc_dist.ops.tile_model import (
@@ -57,7 +58,8 @@ def matmul_all_reduce_graph(
     """x [rows, k], w [8 * vectors, k] or [k, 8 * vectors] on each rank -> y [rows, 8 *
     vectors], the sum over ranks of x @ w.T. A tile is stored on all ranks, or sent
     while others are computed. Over hosts, with eps, or by two exchanges, a row is sent
-    once its tiles are computed.
+    once its tiles are computed. With a layout of float8 activations, x is quantized
+    first.
 
     With eps also residual [rows, 8 * vectors] and gain [8 * vectors], as for
     `all_reduce_norm_graph`; residual_out may be written over residual.
@@ -71,16 +73,17 @@ def matmul_all_reduce_graph(
     y = g.output("y", shape, dtype)
     is_near = norm is None and 1 < g.local_size == g.world_size
     tiles = tiles_of_dims(g, TILES_NAME, shapes, rows, w_layout, has_peers=is_near)
+    x_rows, x_events = rows_for(g, TILES_NAME, tiles, x, 8 * vectors, None)
     if g.world_size == 1 and norm is None:
-        TiledMatmul(g, TILES_NAME, tiles, dtype, x, [w], y).add()
+        TiledMatmul(g, TILES_NAME, tiles, dtype, x_rows, [w], y).add(x_events)
         return
     if is_near:
-        _add_tile_sums(g, tiles, (x, w, y), piece, algorithm)
+        _add_tile_sums(g, tiles, (x_rows, w, y), piece, algorithm, x_events)
         return
     product = g.local("product", shape, dtype)
-    matmul = TiledMatmul(g, TILES_NAME, tiles, dtype, x, [w], product)
+    matmul = TiledMatmul(g, TILES_NAME, tiles, dtype, x_rows, [w], product)
     produced = matmul.complete("produced", tiles.rows)
-    matmul.add()
+    matmul.add(x_events)
     if g.world_size > 1:
         RowSums(g, Matrix(product), y, norm, piece, produced, TRANSFER).add(algorithm)
     elif norm is not None:
@@ -98,12 +101,13 @@ def matmul_all_reduce_graph(
 def _add_tile_sums(
     g: Graph,
     tiles: Tiles,
-    operands: tuple[Tensor, Tensor | ScaledTensor, Tensor],
+    operands: tuple[Rows, Tensor | ScaledTensor, Tensor],
     piece: Expr,
     algorithm: Expr,
+    waits: RowEvents | None,
 ) -> None:
     """Sums on one host: of tiles that are stored on all ranks, or of rows by two
-    exchanges. The dim `early_strips`: as of `TileSums`."""
+    exchanges. The dim `early_strips`: as of `TileSums`. waits: the events of x."""
     (x, w, y), early_strips = operands, g.dims("early_strips")
     g.require(
         "GEMM + All-Reduce on one host has no such exchange",
@@ -115,10 +119,18 @@ def _add_tile_sums(
     num_parts = g.let("result_parts", 1 + is_stored * (g.world_size - 1))
     results = g.symmetric("results", (num_parts, *y.shape), y.dtype)
     own_result = Matrix(results, (g.let("own_result", is_stored * g.rank),))
-    matmul = RankTiles(g, TILES_NAME, tiles, y.dtype, x, [w], own_result)
+    own_x = Matrix.of(x)
+    matmul = RankTiles(g, TILES_NAME, tiles, y.dtype, own_x, [w], own_result)
     num_elements = sent_elements(2 * SENT_WORK, x.shape[1], y.shape)
     sums = TileSums(
-        g, matmul, results, y, (num_elements, 8 * piece), is_stored, early_strips
+        g,
+        matmul,
+        results,
+        y,
+        (num_elements, 8 * piece),
+        is_stored,
+        early_strips,
+        waits,
     )
     produced = sums.add()
     RowSums(g, own_result, y, None, piece, produced, TRANSFER).add_two_shot(algorithm)
@@ -131,7 +143,7 @@ def _norm(g: Graph, shape: tuple[Any, Any], dtype: str, eps: float) -> Norm:
     return Norm(residual, gain, total, eps)
 
 
-class _MatmulSums(Operation):
+class _MatmulSums(ScalableOperation):
     """Base: a matmul and an all-reduce of its result. Its graph has the options
     `graph_options`."""
 
@@ -141,7 +153,7 @@ class _MatmulSums(Operation):
 
     def candidates(self) -> list[Candidate]:
         """Internal: one graph, whose tiles and algorithm are chosen for each call."""
-        options = {**self.graph_options, **self.sizes}
+        options = {"shapes": self.family, **self.graph_options, **self.sizes}
         return [
             Candidate(
                 matmul_all_reduce_graph,
@@ -177,7 +189,7 @@ class _MatmulSums(Operation):
         ]
 
     def _shapes(self, w_layout: str) -> Sequence[TileShape]:
-        return shapes_for(w_layout, self.sizes.get("shapes", FAMILY))
+        return shapes_for(w_layout, self.sizes.get("shapes", self.family))
 
     def _exchange(self, dims: Mapping[str, int]) -> AllReduceSizes:
         world = self.world
@@ -230,7 +242,7 @@ class MatmulAllReduce(_MatmulSums, WeightOperation):
 
     The dtype is that of x, bfloat16 or float16. Each rank's product is rounded to the
     dtype; the products are added as by `AllReduce`. Arrays, options and errors as for
-    `MatmulReduceScatter`; deterministic as for `Matmul`.
+    `MatmulReduceScatter`; deterministic and activations as for `Matmul`.
     """
 
     inputs = "x [rows, k]", "w [8 * vectors, k]"
@@ -265,12 +277,17 @@ class MatmulAllReduceNorm(_MatmulSums):
         schedule: str = "static",
         trace: bool | None = None,
         deterministic: str = "run",
+        activations: str = "16-bit",
     ):
         world = world_or_current(world)
         with world.refusing(f"the options of {type(self).__name__}"):
             self.options = self.graph_options = {"eps": checked_eps(eps)}
         super().__init__(
-            world=world, schedule=schedule, trace=trace, deterministic=deterministic
+            world=world,
+            schedule=schedule,
+            trace=trace,
+            deterministic=deterministic,
+            activations=activations,
         )
 
     def __call__(

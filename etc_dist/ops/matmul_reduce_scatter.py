@@ -17,8 +17,10 @@ from etc_dist.ops.few_rows import (
 )
 from etc_dist.ops.multiply import tiles_of_dims
 from etc_dist.ops.operation import Candidate, WeightOperation
+from etc_dist.ops.quantized_rows import rows_for
 from etc_dist.ops.rank_tiles import rank_tiles_candidate
 from etc_dist.ops.return_rows import add_returned_matmul
+from etc_dist.ops.scaled_weight import FLOAT8
 from etc_dist.ops.tile_model import FAMILY
 from etc_dist.world import World
 
@@ -43,7 +45,8 @@ def matmul_reduce_scatter_graph(
 
     Every rank computes its partial sums of all rows, tile by tile. It pushes some
     columns of a block of rows to the rank that owns it once their tiles are computed.
-    The owner adds the partial sums in rank order. See `tiles_of_dims` and `TiledMatmul`
+    The owner adds the partial sums in rank order. With a layout of float8 activations,
+    x is quantized first. See `tiles_of_dims` and `TiledMatmul`
     for the dims that select tiles. shapes: of tiles, FAMILY or with partials="float32"
     FLOAT_FAMILY. partials: their dtype; None: `dtype`."""
     rows, n, k = g.dims("rows n k")
@@ -72,7 +75,8 @@ def returned_matmul_graph(
     w = weight_input(g, "w", w_layout, n, k, dtype)
     y = g.output("y", (rows, n), dtype)
     tiles = tiles_of_dims(g, "", shapes, tokens, w_layout)
-    multiply_and_return(g, "", tiles, (x, w, y))
+    x_rows, x_events = rows_for(g, "", tiles, x, n, None)
+    multiply_and_return(g, "", tiles, (x_rows, w, y), x_events)
 
 
 class MatmulReduceScatter(WeightOperation):
@@ -95,7 +99,8 @@ class MatmulReduceScatter(WeightOperation):
     program, whose tiles are chosen for each number of rows. The first call with few
     rows, at most 1536 of all ranks on one host, compiles another one, which allocates
     memory for 1536 rows at once. schedule, trace: as for `etc_dist.compile`.
-    deterministic: as for `Matmul`.
+    deterministic, activations: as for `Matmul`. With activations="float8" the partial
+    sums that are sent stay in the dtype, or in fp32.
 
     Raises on every rank: ArgumentError if any rank's arrays do not fit or the ranks'
     shapes differ, TypeError if an argument of any rank has a wrong type.
@@ -112,6 +117,7 @@ class MatmulReduceScatter(WeightOperation):
         schedule: str = "static",
         trace: bool | None = None,
         deterministic: str = "run",
+        activations: str = "16-bit",
     ):
         world = world_or_current(world)
         with world.refusing(f"the options of {type(self).__name__}"):
@@ -119,21 +125,31 @@ class MatmulReduceScatter(WeightOperation):
                 expect_choice(partials, ["float32"], "partials")
         self.partials, self.options = partials, {"partials": partials}
         super().__init__(
-            world=world, schedule=schedule, trace=trace, deterministic=deterministic
+            world=world,
+            schedule=schedule,
+            trace=trace,
+            deterministic=deterministic,
+            activations=activations,
         )
 
     def candidates(self) -> list[Candidate]:
         """Internal: tiles that are sent at once, or whole rows where they are few."""
+        has_own_family = self.partials and self.activations != FLOAT8
         many = rank_tiles_candidate(
             partial(matmul_reduce_scatter_graph, partials=self.partials),
             self.world,
             self.deterministic,
             self.sizes,
-            shapes=FLOAT_FAMILY if self.partials else FAMILY,
+            shapes=FLOAT_FAMILY if has_own_family else self.family,
             divides=self.partials is None or self.world.size == 1,
         )
         if self.partials:
             return [many]
         return with_few_rows(
-            returned_matmul_graph, many, self.world, self.deterministic, MOST_RETURNED
+            returned_matmul_graph,
+            many,
+            self.world,
+            self.deterministic,
+            MOST_RETURNED,
+            shapes=self.family,
         )

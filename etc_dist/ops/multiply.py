@@ -97,10 +97,19 @@ class RowEvents(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """The last two axes of a tensor, at a place in the others."""
+    """The last two axes of a tensor, at a place in the others. scales: those of rows
+    that are codes, at the same place."""
 
     tensor: Tensor
-    place: tuple[Expr | int, ...] = ()
+    place: Place = ()
+    scales: Tensor | None = None
+
+    @classmethod
+    def of(cls, x: Tensor | ScaledTensor, place: Place = ()) -> Matrix:
+        """Rows of elements, or of codes with scales."""
+        if isinstance(x, ScaledTensor):
+            return cls(x.codes, place, x.scales)
+        return cls(x, place)
 
     @property
     def shape(self) -> tuple[Expr, Expr]:
@@ -161,8 +170,8 @@ class TiledMatmul:
     those of `row_group`. place: of the weights in stacks. turns: of loops around the
     matmul. options: further arguments of the calls that multiply. clips, without
     `divides`: the tensors have more than m rows, which are not read or written. when,
-    without `divides`: otherwise tasks have no rows, and neither wait nor notify. x is
-    scaled if `tiles` have float8 activations."""
+    without `divides`: otherwise tasks have no rows, and neither wait nor notify. x has
+    scales if `tiles` have float8 activations."""
 
     def __init__(
         self,
@@ -184,9 +193,7 @@ class TiledMatmul:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._g, self._name, self._tiles, self._dtype = g, name, tiles, dtype
-        self._scaled_x = x if isinstance(x, ScaledTensor) else None
-        x = x.codes if isinstance(x, ScaledTensor) else x
-        self._x = Matrix(x) if isinstance(x, Tensor) else x
+        self._x = x if isinstance(x, Matrix) else Matrix.of(x)
         self._y: Results = Matrix(y) if isinstance(y, Tensor) else y
         self._weights, self._epilogue, self._place = weights, epilogue, place
         self._turns, self._clips, self._when = turns, clips, when
@@ -201,7 +208,8 @@ class TiledMatmul:
         self._down = down = g.let(f"{name}tiles_down", ceildiv(m, tiles.rows))
         self._group: Expr | int = ROW_GROUP
         if owners > 1:
-            group = row_group(down, tiles.rows, self._x.shape[1], owners)
+            row_bytes = self._x.tensor.itemsize * self._x.shape[1]
+            group = row_group(down, tiles.rows, row_bytes, owners)
             self._group = g.let(f"{name}row_group", group)
         across = ceildiv(n, self._columns)
         self._whole = g.let(f"{name}whole_tile_columns", across - self._split)
@@ -464,8 +472,8 @@ class TiledMatmul:
         tiles, place = self._tiles, self._place
         weights = tiles.weight_tiles(self._weights, columns, k_span, place)
         reads = [x.at(rows, k_span), *weights]
-        if self._scaled_x is not None:
-            reads.append(tiles.x_scales(self._scaled_x, rows, k_span))
+        if x.scales is not None:
+            reads.append(tiles.x_scales(x.scales, rows, k_span, x.place))
         return reads
 
     def _of(self, events: TileEvents | None, i: Expr, j: Expr) -> Sequence[EventRef]:

@@ -15,10 +15,18 @@ from typing import Any, NoReturn, Self, TypeVar, cast
 
 from etc_dist.compiler import check_options, compile, world_or_current
 from etc_dist.errors import WorldError, as_refusal
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.argument_table import ArgumentTable, CallArguments, Known
 from etc_dist.ops.deterministic import check_deterministic
-from etc_dist.ops.scaled_weight import FLOAT8, ScaledWeight, arrays_of
+from etc_dist.ops.scaled_weight import (
+    ACTIVATIONS,
+    FLOAT8,
+    ScaledWeight,
+    arrays_of,
+    check_activations,
+)
+from etc_dist.ops.tile_model import FAMILY, FLOAT8_FAMILY
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.program import (
     Bound,
@@ -331,7 +339,36 @@ class Operation:
             )
 
 
-class WeightOperation(Operation):
+class ScalableOperation(Operation):
+    """An operation by weights that may be scaled, with the option `activations`."""
+
+    activations = ACTIVATIONS[0]
+
+    def __init__(
+        self,
+        *,
+        world: World | None = None,
+        schedule: str = "static",
+        trace: bool | None = None,
+        deterministic: str = "run",
+        activations: str = "16-bit",
+    ):
+        world = world_or_current(world)
+        with world.refusing(f"the options of {type(self).__name__}"):
+            check_activations(activations)
+        self.activations = activations
+        self.options = {**self.options, "activations": activations}
+        super().__init__(
+            world=world, schedule=schedule, trace=trace, deterministic=deterministic
+        )
+
+    @property
+    def family(self) -> Sequence[TileShape]:
+        """Internal: the shapes of the tiles of its programs."""
+        return FLOAT8_FAMILY if self.activations == FLOAT8 else FAMILY
+
+
+class WeightOperation(ScalableOperation):
     """An operation on x and the weight w [N, K], which may be a transposed view, or
     scaled."""
 

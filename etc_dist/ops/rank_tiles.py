@@ -4,6 +4,7 @@ rank."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from etc_dist.functions.epilogue import Epilogue, store
@@ -45,7 +46,7 @@ class RankTiles(TiledMatmul):
         name: str,
         tiles: Tiles,
         dtype: str,
-        x: Tensor | Matrix,
+        x: Matrix,
         weights: Sequence[Tensor | ScaledTensor],
         y: Matrix,
         epilogue: Epilogue = store,
@@ -93,8 +94,8 @@ def rank_tiles_candidate(
     divides: bool = True,
 ) -> Candidate:
     """The candidate of a graph with the dims of one `RankTiles`, over any number of
-    hosts. sizes: options of the graph. shapes: its tiles by default. divides: whether
-    they may use split-K."""
+    hosts. sizes: options of the graph. shapes: its tiles, if `sizes` has none. divides:
+    whether they may use split-K."""
 
     in_order = deterministic == BATCH
 
@@ -121,7 +122,7 @@ def rank_tiles_candidate(
         return choices if divides else choices[:2]
 
     return Candidate(
-        graph,
+        partial(graph, shapes=shapes),
         sizes,
         over_hosts=True,
         policy=choose_tiles,

@@ -28,6 +28,7 @@ from etc_dist.ir.expr import Comparison, wrap
 from etc_dist.ops.host_sums import HostSums, host_after
 from etc_dist.ops.multiply import Matrix, RowEvents, TiledMatmul
 from etc_dist.ops.near_ranks import near_rank
+from etc_dist.ops.quantized_rows import rank_rows_for
 from etc_dist.ops.rank_tiles import RankTiles
 from etc_dist.ops.tile_order import owners_together, shards_in_turn
 
@@ -245,19 +246,20 @@ def add_returned_matmul(
     """y [rows, n]: this rank's rows of the sum over ranks of x [world, rows, k] @ w.T.
     The names of its numbers begin with `name`; `tiles` divide the rows of a rank.
     waits: the events [world, blocks] of blocks of rows of x. partials: "float32", or
-    None for the dtype of y."""
+    None for the dtype of y. x is quantized first if `tiles` have float8 activations."""
     epilogue = store if partials is None else store_partial
+    all_x, x_events = rank_rows_for(g, name, tiles, x, waits)
 
     def ready(rank: Expr | int) -> RowEvents | None:
-        return None if waits is None else waits.of(rank)
+        return None if x_events is None else x_events.of(rank)
 
     if g.world_size == 1:
-        first = Matrix(x, (0,))
+        first = Matrix.of(all_x, (0,))
         TiledMatmul(g, name, tiles, y.dtype, first, [w], y).add(ready(0))
         return
     returned_rows = ReturnedRows(g, y, partials or y.dtype)
     world, last = returned_rows.world, returned_rows.world - 1
-    own_x, own_y = Matrix(x, (g.rank,)), returned_rows.of(last)
+    own_x, own_y = Matrix.of(all_x, (g.rank,)), returned_rows.of(last)
     matmul = RankTiles(
         g,
         name,
@@ -289,7 +291,7 @@ def add_returned_matmul(
         matmul.multiply(
             "tile_matmul",
             grid,
-            (Matrix(x, (owner,)), returned_rows.of(p)),
+            (Matrix.of(all_x, (owner,)), returned_rows.of(p)),
             waits=ready(owner),
             notifies=produced.of(p),
             order=order,

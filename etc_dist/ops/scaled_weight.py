@@ -50,18 +50,9 @@ class ScaledWeight(NamedTuple):
         return tuple(self.codes.shape)
 
 
-def check_activations(value: Any, operation: str, ranks: int = 1) -> None:
-    """Raise TypeError or ArgumentError for a value that `activations` does not have, or
-    that the operation does not have on so many ranks."""
+def check_activations(value: Any) -> None:
+    """Raise TypeError or ArgumentError for a value that `activations` does not have."""
     expect_choice(value, ACTIVATIONS, "activations")
-    if value == FLOAT8 and ranks > 1:
-        raise ArgumentError(
-            f"{operation} has no float8 activations on several ranks",
-            where=f"{operation}(activations={FLOAT8!r})",
-            wanted=f"activations={ACTIVATIONS[0]!r}, or a world of one rank",
-            got=f"{ranks} ranks",
-            fix="omit activations=, or use a world of one rank",
-        )
 
 
 def arrays_of(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -23,15 +23,15 @@ KEPT_BYTES = 20 << 20
 an H100 or H200, the rest is for weights and results, which pass through."""
 
 
-def row_group(blocks: Expr, height: Expr, k: Expr, owners: int) -> Expr:
+def row_group(blocks: Expr, height: Expr, row_bytes: Expr, owners: int) -> Expr:
     """How many of the `blocks` row blocks of each owner run together. x has `owners`
-    times as many rows, in blocks of `height` rows of k elements of two bytes.
+    times as many rows, in blocks of `height` rows of `row_bytes`.
 
     A model of the bytes that are read from DRAM: each group reads all weights once.
     Its rows of x are read once if they stay in the L2 cache from one column of tiles to
     the next, otherwise once in each wave. So as many blocks run together as KEPT_BYTES
     hold, or LEAST_GROUP if these are more. All groups have nearly equal size."""
-    num_cached_blocks = KEPT_BYTES // (2 * k) // (owners * height)
+    num_cached_blocks = KEPT_BYTES // row_bytes // (owners * height)
     most = maximum(ceildiv(LEAST_GROUP, owners), num_cached_blocks)
     return ceildiv(blocks, ceildiv(blocks, most))
 

@@ -40,7 +40,7 @@ class TileSums:
 
     elements: that a task sends, and adds. is_used: 1, or 0: then there is nothing to
     send or add. early_strips: the strips that are sent, if they have no tiles of
-    split-K."""
+    split-K. waits: the events of blocks of rows of x."""
 
     g: Graph
     matmul: RankTiles
@@ -49,6 +49,7 @@ class TileSums:
     elements: tuple[Expr, Expr]
     is_used: Expr
     early_strips: Expr
+    waits: RowEvents | None = None
 
     def add(self) -> RowEvents:
         """Add the tiles, and the sums. Returns the events of blocks of rows that are
@@ -67,8 +68,9 @@ class TileSums:
         def add_whole_tiles() -> None:
             early = g.let("early_columns", self._num_early * strip)
             columns = g.let("own_columns", is_own * matmul.whole + early)
-            matmul.add_whole_tiles(columns=columns)
+            matmul.add_whole_tiles(self.waits, columns=columns)
             matmul.add_whole_tiles(
+                self.waits,
                 columns=g.let("stored_columns", is_used * (matmul.whole - early)),
                 first_column=early,
                 call="tile_on_ranks",
@@ -82,7 +84,7 @@ class TileSums:
             call = "sum_on_ranks"
             matmul.add_sums(columns=columns, call=call, axes="stored_", to=to)
 
-        matmul.add(add_whole_tiles=add_whole_tiles, add_sums=add_sums)
+        matmul.add(self.waits, add_whole_tiles, add_sums)
         self._add_sent(produced)
         self._add_sums(produced)
         return produced

@@ -15,11 +15,13 @@ struct quantize_rows {
   static constexpr float kLeast = 0x1p-100f, kMostCode = 448.0f;
 
   ETC_DEVICE static void run(const Task& task) {
-    const auto x = task.template operand<0>();
+    const auto x = last_axes<2>(task.template operand<0>());
+    const auto all_codes = last_axes<2>(task.template operand<1>());
+    const auto all_scales = last_axes<2>(task.template operand<2>());
     const i32 columns = x.size[1], lane = task.thread % 32;
     for (i32 row = task.thread / 32; row < x.size[0]; row += Task::threads / 32) {
-      const u64 source = u64(x.at(row)), codes = u64(task.template operand<1>().at(row));
-      const u64 scales = u64(task.template operand<2>().at(row));
+      const u64 source = u64(x.at(row)), codes = u64(all_codes.at(row));
+      const u64 scales = u64(all_scales.at(row));
 #pragma unroll 1
       for (i32 first = 0; first < columns; first += kAtOnce * kStep) {
         quantize(source, codes, scales, first, columns, lane);

@@ -197,7 +197,7 @@ def test_rows_are_quantized_while_others_are_multiplied():
     tiling = Tiling(5, 192)
     operands = multiplied((1930, 264, 144), WIDE, tiling)
     env = emulated().plan.graph.environment(operands[2], 0)
-    assert (env["early_blocks"], env["later_rows"], env["few_rows"]) == (15, 1920, 8)
+    assert (env["early_blocks"], env["later_rows"], env["warp_rows"]) == (15, 1920, 8)
     for schedule in ("static", "dynamic"):
         check(emulated(schedule=schedule), *operands, seeds=SEEDS[1:])
 
@@ -206,7 +206,7 @@ def test_rows_are_quantized_while_others_are_multiplied():
 def test_a_warp_quantizes_about_as_many_elements_of_any_rows(k, rows):
     graph = emulated().plan.graph
     dims = {"m": 2000, "n": 264, "k": k, **dims_of(Tiling(0, 96))}
-    assert graph.environment(dims, 0)["few_rows"] == rows
+    assert graph.environment(dims, 0)["warp_rows"] == rows
 
 
 def test_some_shapes_have_float8_activations():

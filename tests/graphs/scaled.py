@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from etc_dist.functions.quantize_rows import quantized
 from etc_dist.functions.scaled_weights import E4M3, PER_BLOCK, Scaling
 from etc_dist.functions.tile_shape import TileShape
 from etc_dist.functions.weight_layouts import silu
+from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.tile_model import Tiling, dims_of
 from tests.emulate.cases import Given
@@ -144,6 +145,49 @@ def quantized_mlp(x: Host, gate: Host, up: Host, down: Host) -> Answer:
     return answer_of(dequantized_rows(active), down)
 
 
+def products_of_ranks(
+    graph: GraphFunction, kind: str, dims: Mapping[str, int], scaling: Scaling
+) -> tuple[list[dict[str, Any]], list[Answer]]:
+    """Each rank's x and weight for a collective of this graph, and y. kind: "gather" of
+    x, "scatter" of the sum over ranks, or "sum"."""
+    rng, ranks = np.random.default_rng(dims["k"]), graph.world_size
+    env = graph.environment(dims, 0)
+    x_shape, y_shape, w_shape = (
+        tuple(int(extent.evaluate(env)) for extent in graph.tensor(name).shape)
+        for name in ("x", "y", "w")
+    )
+    inputs, weights, exact = [], [], []
+    for _ in range(ranks):
+        x = draw(rng, x_shape, "bfloat16", 0.1)
+        codes, scales, w = draw_scaled(rng, *w_shape, scaling)
+        inputs.append({"x": x, "w": codes, "w_scales": scales})
+        weights.append(w)
+        exact.append(dequantized_rows(x.reshape(-1, x_shape[-1])))
+    if kind == "gather":
+        answers = [answer_of(np.concatenate(exact), w) for w in weights]
+    else:
+        terms = [answer_of(*pair) for pair in zip(exact, weights, strict=True)]
+        sums = sum(a.expected for a in terms), sum(a.magnitude for a in terms)
+        parts = [np.split(s, ranks if kind == "scatter" else 1) for s in sums]
+        answers = [
+            Answer(*(part[rank % len(part)] for part in parts)) for rank in range(ranks)
+        ]
+    return inputs, [
+        Answer(a.expected.reshape(y_shape), a.magnitude.reshape(y_shape))
+        for a in answers
+    ]
+
+
+def quantized_mlps(
+    xs: Sequence[Host], shares: Sequence[tuple[Host, Host, Host]]
+) -> list[Answer]:
+    """Those of several ranks: the sum over their shares of the weights."""
+    terms = [quantized_mlp(np.concatenate(xs), *share) for share in shares]
+    sums = sum(a.expected for a in terms), sum(a.magnitude for a in terms)
+    parts = (np.split(s, len(xs)) for s in sums)
+    return [Answer(*pair) for pair in zip(*parts, strict=True)]
+
+
 def mlp(
     ranks: int, rows: int, hidden: int, inner: int, scaling: Scaling, *tilings: Tiling
 ) -> Given:
@@ -162,4 +206,7 @@ def mlp(
     dims = {"rows": rows, "hidden": hidden, "inner": inner}
     for name, tiling in zip(("gate_up_", "down_"), tilings, strict=True):
         dims |= dims_of(tiling, name)
-    return inputs, reference([arrays["x"] for arrays in inputs], shares), dims
+    xs = [arrays["x"] for arrays in inputs]
+    if scaling.quantizes:
+        return inputs, quantized_mlps(xs, shares), dims
+    return inputs, reference(xs, shares), dims

@@ -1,4 +1,4 @@
-"""The dense MLP with float8 activations, on one rank."""
+"""The dense MLP with float8 activations."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import pytest
 
 from etc_dist import MLP
 from etc_dist.emulate import Emulator
-from etc_dist.errors import ArgumentError
 from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling
 from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.ops.tile_model import FLOAT8_FAMILY, Tiling, dims_of
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from tests.conftest import kept_proof
 from tests.functions.compiled import check_compiled, check_wgmmas
-from tests.graphs.scaled import draw_scaled, quantized_mlp
-from tests.refusals import refused
+from tests.graphs.scaled import draw_scaled, mlp, quantized_mlp, quantized_mlps
 
 BLOCKS = Scaling(PER_BLOCK, "float32", quantizes=True)
 TOLERANCE = {"bfloat16": 7e-3, "float16": 7e-3}
@@ -47,13 +46,20 @@ def test_an_mlp_quantizes_rows_and_activations(dtype, one_rank, arrays, rng):
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_an_mlp_of_several_ranks_refuses_float8_activations(world, arrays, rng):
-    scaled, _ = drawn(rng)
-    weights = [arrays.put_scaled(*pair) for pair in scaled]
-    words = f"MLP has no float8 activations on several ranks|got: {world.size} ranks"
-    refused(
-        lambda: MLP(*weights, world=world, activations="float8"), words, ArgumentError
-    )
+@pytest.mark.parametrize("rows", [3, 300])
+def test_an_mlp_of_several_ranks_gathers_codes(rows, world, arrays, rng):
+    rank_rngs = rng.spawn(world.size)
+    drawings = [drawn(rank_rng) for rank_rng in rank_rngs]
+    xs = [
+        rank_rng.standard_normal((rows, HIDDEN)).astype(numpy_dtype("bfloat16"))
+        for rank_rng in rank_rngs
+    ]
+    answers = quantized_mlps(xs, [weights for _, weights in drawings])
+    own_weights = [arrays.put_scaled(*pair) for pair in drawings[world.rank][0]]
+    with MLP(*own_weights, world=world, activations="float8") as mlp:
+        y = arrays.get(mlp(arrays.put(xs[world.rank])))
+        mlp.synchronize()
+        assert answers[world.rank].error(y) < TOLERANCE["bfloat16"]
 
 
 def graph_of_mlp():
@@ -96,6 +102,46 @@ def test_tiles_of_an_mlp_wait_for_codes():
         assert kept_proof(plan, dims, 4).unchecked == ()
 
 
+SMALL = {"shapes": FLOAT8_FAMILY[-1:], "w_layout": BLOCKS.w_layout}
+"""The only tiles may be gated."""
+OF_RANKS = {"few rows": mlp_tiles_graph, "overlapped": mlp_graph}
+
+
+@pytest.mark.parametrize("name", OF_RANKS)
+def test_the_cuda_half_of_two_ranks_gathers_codes(name):
+    columns, graph = FLOAT8_FAMILY[-1].columns, OF_RANKS[name](2, **SMALL)
+    tilings = Tiling(0, columns), Tiling(0, columns, 1, 2)
+    inputs, answers, dims = mlp(2, 70, HIDDEN, INNER, BLOCKS, *tilings)
+    program = Emulator(graph, workers=2)
+    cpu = simulate(program.plan, inputs, dims).outputs
+    for results in (cpu, program.run(inputs, dims, seed=1, runs=2)):
+        for result, answer in zip(results, answers, strict=True):
+            assert answer.error(result["y"]) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "hosts"),
+    [
+        ("few rows", 2, {}),
+        ("overlapped", 2, {}),
+        ("overlapped", 4, {"local_size": 2}),
+    ],
+)
+def test_transfers_of_an_mlp_wait_for_codes(name, world, hosts):
+    plan = schedule_static(OF_RANKS[name](world, **SMALL, **hosts))
+    dims = {"rows": 140, "hidden": HIDDEN, "inner": INNER}
+    for layer in ("gate_up_", "down_"):
+        dims |= dims_of(Tiling(0, FLOAT8_FAMILY[-1].columns, 1, 2), layer)
+    assert kept_proof(plan, dims, 4).unchecked == ()
+
+
 @pytest.mark.exhaustive
 def test_the_program_compiles():
     check_wgmmas(check_compiled(graph_of_mlp()).cubin)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", OF_RANKS)
+def test_programs_of_ranks_compile(name):
+    options = {**SMALL, "shapes": FLOAT8_FAMILY}
+    check_wgmmas(check_compiled(OF_RANKS[name](2, **options)).cubin)

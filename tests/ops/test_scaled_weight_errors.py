@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 import etc_dist
-from etc_dist import MLP, Matmul, MoE, ScaledWeight
+from etc_dist import (
+    MLP,
+    AllGatherMatmul,
+    Matmul,
+    MatmulAllReduce,
+    MatmulAllReduceNorm,
+    MatmulReduceScatter,
+    MoE,
+    ScaledWeight,
+)
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.scaled_weights import E4M3
 from etc_dist.ir.tensor import numpy_dtype
@@ -51,7 +60,6 @@ def test_weights_that_do_not_fit_are_refused(w, words, cpu_world):
         refused(lambda: op(ones((5, K), "bfloat16"), w), words, ArgumentError)
 
 
-BLOCKS = ScaledWeight(CODES, ones((3, 2), "float32"))
 NOT_BLOCKS = "weights with scales of blocks of 128 x 128, for float8 activations"
 
 
@@ -64,8 +72,13 @@ NOT_BLOCKS = "weights with scales of blocks of 128 x 128, for float8 activations
         (ScaledWeight(CODES, ones((), "float32")), "w_scales [] float32"),
     ],
 )
-def test_float8_activations_need_weights_with_scales_of_blocks(w, words, cpu_world):
-    with Matmul(world=cpu_world, activations="float8") as op:
+@pytest.mark.parametrize(
+    "kind", [Matmul, AllGatherMatmul, MatmulReduceScatter, MatmulAllReduce]
+)
+def test_float8_activations_need_weights_with_scales_of_blocks(
+    kind, w, words, cpu_world
+):
+    with kind(world=cpu_world, activations="float8") as op:
         x, words = ones((5, K), "bfloat16"), f"{NOT_BLOCKS}|{words}"
         refused(lambda: op(x, w), words, ArgumentError)
 
@@ -74,25 +87,14 @@ def test_activations_that_do_not_exist_are_refused(cpu_world):
     words = (
         "unknown activations|wanted: '16-bit' or 'float8'|got: activations = 'float16'"
     )
-    refused(
-        lambda: Matmul(world=cpu_world, activations="float16"), words, ArgumentError
-    )
+    for kind in (Matmul, MatmulReduceScatter, MatmulAllReduceNorm):
+        refused(
+            lambda k=kind: k(world=cpu_world, activations="float16"),
+            words,
+            ArgumentError,
+        )
     with pytest.raises(TypeError, match="activations"):
         Matmul(world=cpu_world, activations=8)
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [
-        etc_dist.all_gather_matmul,
-        etc_dist.matmul_reduce_scatter,
-        etc_dist.matmul_all_reduce,
-    ],
-)
-def test_operations_without_float8_activations_refuse_them(operation):
-    x = ones((5, K), "bfloat16")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'activations'"):
-        operation(x, BLOCKS, activations="float8")
 
 
 def test_outputs_do_not_overlap_scales(cpu_world):

@@ -102,7 +102,7 @@ def of_codes(g: Kit, first: int) -> None:
         reads=[
             x.codes[:, :],
             *weights,
-            tiles.x_scales(x, slice(None), slice(None)),
+            tiles.x_scales(x.scales, slice(None), slice(None)),
         ],
         writes=[y[:, tile(j, tiles.columns)]],
         values=tiles.values,
