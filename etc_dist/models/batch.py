@@ -200,6 +200,7 @@ class Batch:
         positions: list[int] = []
         ends: list[int] = []
         of_rows: list[Request] = []
+        sampling: list[Sampling | None] = []
         for request, count, drafts in parts:
             num_rows = count + len(drafts)
             span = range(request.cached, request.cached + num_rows)
@@ -210,7 +211,10 @@ class Batch:
             ends += [position + 1 for position in span]
             ends[-1] = min(span.stop + num_steps - 1, max(span.stop, request.limit - 1))
             of_rows += [request] * num_rows
-        sampling = [request.sampling for request in of_rows]
+            # The ids that follow other tokens are known, or are not needed yet.
+            is_last = request.cached + count == len(request.tokens)
+            last_sampling = request.sampling if is_last else None
+            sampling += [None] * (count - 1) + [last_sampling] * (1 + len(drafts))
         table = self._model.pages.table
         with self._model.world.exclusive:  # so that an interrupt leaves no half step
             new_ids = self._model.steps(

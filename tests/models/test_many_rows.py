@@ -9,9 +9,10 @@ from benchmarks.decoder_models import MODELS
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.tile_shape import TileShape
-from etc_dist.models import Batch, load
+from etc_dist.models import Batch, Sampling, load
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.part import Part
+from etc_dist.models.rows import RowChecks
 from etc_dist.models.step_policy import MOST_REQUESTS, ROWS, StepPolicy, mean_tiles
 from etc_dist.models.weights import load_weights
 from tests.models import test_experts
@@ -113,6 +114,24 @@ def test_numbers_of_rows_are_refused(tmp_path, rng, one_rank):
             rows = rows[:-1]
             ids = model.steps(0 * rows, 0 * rows, rows, table, count=count)
             assert ids.shape == (count, most)
+
+
+@ONE_RANK
+def test_rows_whose_ids_are_known_are_not_sampled(tmp_path, rng, one_rank, monkeypatch):
+    folder, sampling, samplings = make_model(tmp_path, rng), Sampling(seed=3), []
+    check = RowChecks.check
+
+    def recording_check(*rows, **options):
+        samplings.append(options["sampling"])
+        return check(*rows, **options)
+
+    monkeypatch.setattr(RowChecks, "check", recording_check)
+    options = {"positions": 64, "batch": 1, "most_rows": 16, "world": one_rank}
+    with load(folder, **options) as model, Batch(model) as batch:
+        batch.add([*range(20)], max_new_tokens=2, sampling=sampling)
+        while not batch.is_done:
+            batch.step()
+    assert samplings == [None, [None] * 3 + [sampling], [sampling]]
 
 
 @ONE_RANK
