@@ -49,12 +49,6 @@ EXCEPTIONS = {
     ("functions/tile_shape.cuh", "number"): "a field, as in functions/tile_matmul.py",
     ("worker/stage_placer.cuh", "at"): "a field that says where its struct is",
 }
-OLDER = {
-    *("functions/mainloop.cuh", "functions/rows_tile.cuh"),
-    *("functions/scaled_operands.cuh", "functions/scaled_weights.cuh"),
-    *("functions/swapped_tile.cuh", "worker/stage_ring.cuh"),
-}
-"""Headers of which only the words are read: their letters and counts are older."""
 
 
 class Value(NamedTuple):
@@ -156,10 +150,7 @@ def headers() -> dict[str, str]:
 
 def test_values_of_the_device_code_are_named_by_nouns():
     names = {
-        (file, name)
-        for file, text in headers().items()
-        for name in misnamed(text)
-        if file not in OLDER or name in DEVICE_WORDS
+        (file, name) for file, text in headers().items() for name in misnamed(text)
     }
     assert names == {*EXCEPTIONS}
 

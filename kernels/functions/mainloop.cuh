@@ -21,9 +21,9 @@ constexpr u32 kLeadingOfW = (kIsKN ? kChunkBytes >> 4 : 1u) << 16;
 template <u32 kCount>
 ETC_DEVICE void clear(float (&d)[kCount]) {
 #pragma unroll
-  for (float& v : d) {
-    v = 0;
-    ptx::keep_order(v);
+  for (float& sum : d) {
+    sum = 0;
+    ptx::keep_order(sum);
   }
 }
 
@@ -34,23 +34,23 @@ ETC_DEVICE u32 num_steps(const Run<Program>& run, const typename Call::Coord& c)
   return (u32(x.size[x.kRank - 1]) + kDepth - 1) / kDepth;
 }
 
-// A compute warpgroup reads `steps` stages of `stage_bytes`: multiply(at, k) issues the wgmmas of
-// stage k, which begins `at` bytes after the ring's first one. Returns whether a wait has failed.
+// A compute warpgroup reads stages of `stage_bytes`: multiply(place, k) issues the wgmmas of stage
+// k, which begins `place` bytes after the ring's first one. Returns whether a wait has failed.
 // is_gathered: threads have written to the stages, not only bulk copies.
-// NOTE: after an abort a warp executes all steps without waits: wgmma needs all four warps, and
-// they may observe the abort at different steps. They agree at the end of the tile.
+// NOTE: after an abort a warp reads all stages without waits: wgmma needs all four warps, and
+// they may observe the abort at different stages. They agree at the end of the tile.
 template <class Program, class Multiply>
 ETC_DEVICE bool multiply_stages(
-    const Run<Program>& run, StageReader<Program>& stages, u32 steps, u32 stage_bytes,
+    const Run<Program>& run, StageReader<Program>& stages, u32 num_stages, u32 stage_bytes,
     bool is_gathered, Multiply multiply) {
   bool is_lost = false;
-  for (u32 k = 0; k < steps; ++k) {
-    const u32 at = stages.next(stage_bytes);
+  for (u32 k = 0; k < num_stages; ++k) {
+    const u32 place = stages.next(stage_bytes);
     if (!is_lost) is_lost = !stages.wait_full(run);
     is_lost = __any_sync(~0u, is_lost);
     if (is_gathered) ptx::fence_proxy_async_shared();
     ptx::wgmma_fence();
-    multiply(at, k);
+    multiply(place, k);
     ptx::wgmma_commit();
     if (k > 0) {
       ptx::wgmma_wait<1>();

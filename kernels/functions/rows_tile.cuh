@@ -33,12 +33,12 @@ struct RowsTiles {
     if (is_sum) {
       if constexpr ((kVariants & kSumOfParts) != 0) {
         const auto parts = TileParts::read(at_shape + 4);
-        const u32 groups = (u32(Epilogue::Place::read(words).columns) + 7) / 8;
-        add_parts<0>(d, parts.first, parts.part_bytes, count, groups);
+        const u32 num_groups = (u32(Epilogue::Place::read(words).columns) + 7) / 8;
+        add_parts<0>(d, parts.first, parts.part_bytes, count, num_groups);
         if constexpr (kMayBeGated) {
           if (is_gated) {
             const u64 up = parts.first + parts.up_bytes;
-            add_parts<kSliceGroups>(d, up, parts.part_bytes, count, groups);
+            add_parts<kSliceGroups>(d, up, parts.part_bytes, count, num_groups);
             combine<2 * 8 * kSliceGroups>(d);
           }
         }
@@ -53,7 +53,7 @@ struct RowsTiles {
       // NOTE: every mainloop ends with its sums in the same registers. Without this, the compiler
       // spills some of them.
 #pragma unroll
-      for (float& v : d) ptx::keep_order(v);
+      for (float& sum : d) ptx::keep_order(sum);
     }
     const bool is_part = (kVariants & variant & kPartOfTile) != 0;
     if constexpr (kMayBeGated) {
@@ -129,9 +129,10 @@ struct RowsTiles {
         for (u32 half = 0; half < 2; ++half) {
 #pragma unroll
           for (u32 j = g; j < g + 8 && j < kUsed; ++j) {
-            const u32 at = place_of_sums(lane / 4, j - g, in_eight / 4) + in_eight % 4 * 4;
+            const u32 place = place_of_sums(lane / 4, j - g, in_eight / 4) + in_eight % 4 * 4;
             const u32 sum = 4 * j + 2 * half;
-            ptx::store_shared8(rows + at, __float_as_uint(d[sum]), __float_as_uint(d[sum + 1]));
+            ptx::store_shared8(
+                rows + place, __float_as_uint(d[sum]), __float_as_uint(d[sum + 1]));
           }
           __syncwarp();  // the rows are complete
 #pragma unroll
@@ -165,13 +166,13 @@ struct RowsTiles {
       }
       __syncwarp();
       const u32 column = (g + unit) * 8;
-      whole.each_rank(run, place, [&](const auto& to) {
+      whole.each_rank(run, place, [&](const auto& target) {
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
           const u32 row = i * 4 + lane / 8;
-          if (first + row < u32(to.rows) && column < u32(to.columns)) {
+          if (first + row < u32(target.rows) && column < u32(target.columns)) {
             ptx::store16(
-                to.at + u64(first + row) * to.row_bytes + column * 2,
+                target.at + u64(first + row) * target.row_bytes + column * 2,
                 ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));
           }
         }

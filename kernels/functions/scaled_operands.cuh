@@ -22,24 +22,24 @@ struct ScaledOperands {
 // The scales of a task, in words of a work item. x, w, up: the addresses of the first row's scale of
 // the first block; w: of gate in a gated tile, otherwise equal to up. x_pitch, w_pitch: bytes from a
 // row of scales to the next; w_pitch is 0 if the tile has none. rows: of x. first: how many of the
-// tile's rows of w, or of gate and of up, have the first row of scales. blocks: of k.
+// tile's rows of w, or of gate and of up, have the first row of scales. num_blocks: of k.
 struct OperandScales {
   u64 x, w, up;
   u32 x_pitch, w_pitch;
   i32 rows, first;
-  u32 blocks;
+  u32 num_blocks;
 
   ETC_DEVICE void write(u32* words) const {
     words[0] = u32(x), words[1] = u32(x >> 32), words[2] = u32(w), words[3] = u32(w >> 32);
     words[4] = u32(up), words[5] = u32(up >> 32), words[6] = x_pitch, words[7] = w_pitch;
-    words[8] = u32(rows) | u32(first) << 16, words[9] = blocks;
+    words[8] = u32(rows) | u32(first) << 16, words[9] = num_blocks;
   }
   ETC_DEVICE static OperandScales read(u32 shared) {
     const auto word = [&](u32 n) { return ptx::load_shared(shared + 4 * n); };
     const auto address = [&](u32 n) { return u64(word(n)) | u64(word(n + 1)) << 32; };
-    const u32 sizes = word(8);
+    const u32 row_bits = word(8);
     return {address(0), address(2), address(4), word(6), word(7),
-            i32(sizes & 0xffffu), i32(sizes >> 16), word(9)};
+            i32(row_bits & 0xffffu), i32(row_bits >> 16), word(9)};
   }
 };
 
@@ -50,11 +50,11 @@ struct OperandScales {
 template <class Element, u32 kLanes>
 struct RowScales {
   u64 first, second;
-  u32 blocks, block;
+  u32 end_block, block;
   u32 own_bits[2] = {}, later[2] = {};  // their bits
 
   ETC_DEVICE RowScales(u64 first_row, u64 second_row, u32 num_blocks)
-      : first(first_row), second(second_row), blocks(num_blocks), block(ptx::lane() % kLanes) {
+      : first(first_row), second(second_row), end_block(num_blocks), block(ptx::lane() % kLanes) {
     load();
   }
   // Those of block n; called for one n after the other.
@@ -70,9 +70,9 @@ struct RowScales {
  private:
   // NOTE: lanes without a block keep other numbers, which are not used.
   ETC_DEVICE void load() {
-    const u32 at = block * sizeof(Element);
-    ptx::load_l2_into<sizeof(Element)>(later[0], block < blocks, first + at);
-    ptx::load_l2_into<sizeof(Element)>(later[1], block < blocks, second + at);
+    const u32 offset = block * sizeof(Element);
+    ptx::load_l2_into<sizeof(Element)>(later[0], block < end_block, first + offset);
+    ptx::load_l2_into<sizeof(Element)>(later[1], block < end_block, second + offset);
   }
   ETC_DEVICE static float scale(u32 bits, u32 n) {
     const u32 shared = __shfl_sync(~0u, bits, n % kLanes, kLanes);
@@ -95,9 +95,11 @@ ETC_DEVICE void add_part(
   for (u32 i = 0; i < kPart; i += 4) {
     const bool is_near = (kFirst + 2 * i) / kStep * kStep < end;
     const float upper = is_near ? near.x : far.x, lower = is_near ? near.y : far.y;
-    float* const to = d + kFirst / 2 + i;
-    to[0] = __fmaf_rn(upper, sums[i], to[0]), to[1] = __fmaf_rn(upper, sums[i + 1], to[1]);
-    to[2] = __fmaf_rn(lower, sums[i + 2], to[2]), to[3] = __fmaf_rn(lower, sums[i + 3], to[3]);
+    float* const total = d + kFirst / 2 + i;
+    total[0] = __fmaf_rn(upper, sums[i], total[0]);
+    total[1] = __fmaf_rn(upper, sums[i + 1], total[1]);
+    total[2] = __fmaf_rn(lower, sums[i + 2], total[2]);
+    total[3] = __fmaf_rn(lower, sums[i + 3], total[3]);
   }
 }
 
@@ -116,16 +118,16 @@ ETC_DEVICE bool multiply_codes(
   const u32 thread = ptx::thread() & 127, lane = thread & 31;
   const i32 row = i32(wg * 64 + thread / 32 * 16 + lane / 4), last = scales.rows - 1;
   const auto row_of_x = [&](i32 n) { return scales.x + u64(u32(minimum(n, last))) * scales.x_pitch; };
-  RowScales<float, 4> x(row_of_x(row), row_of_x(row + 8), scales.blocks);
-  OfWeights w(scales.w, scales.w + scales.w_pitch, scales.blocks);
-  OfWeights up(scales.up, scales.up + scales.w_pitch, scales.blocks);
+  RowScales<float, 4> x(row_of_x(row), row_of_x(row + 8), scales.num_blocks);
+  OfWeights w(scales.w, scales.w + scales.w_pitch, scales.num_blocks);
+  OfWeights up(scales.up, scales.up + scales.w_pitch, scales.num_blocks);
   constexpr u32 kStep = scale_step(kHasUp ? kPart : kColumns);
   bool is_lost = false;
   const auto wait = [&]() ETC_INLINE {
     if (!is_lost) is_lost = !stages.wait_full(run);
     is_lost = __any_sync(~0u, is_lost);
   };
-  u32 at = stages.next(boxes.bytes);
+  u32 place = stages.next(boxes.bytes);
   const WgmmaTurns turns{wg};
   turns.begin();
   wait();
@@ -138,8 +140,8 @@ ETC_DEVICE bool multiply_codes(
       constexpr u32 kFirst = decltype(part)::value * kPart;
       constexpr bool kIsLast = kFirst + kPart == kColumns;
       const u32 end = u32(scales.first) + (kHasUp && is_gated ? kFirst : 0);
-      const u64 a = ptx::matrix_descriptor(boxes.x + at / 16);
-      const u64 b = ptx::matrix_descriptor(boxes.w + at / 16 + kFirst * 128 / 16);
+      const u64 a = ptx::matrix_descriptor(boxes.x + place / 16);
+      const u64 b = ptx::matrix_descriptor(boxes.w + place / 16 + kFirst * 128 / 16);
       float sums[kPart / 2];
       turns.wait();
       ptx::wgmma_fence();
@@ -165,7 +167,7 @@ ETC_DEVICE bool multiply_codes(
     };
     multiply(Number<0u>{});
     if constexpr (kParts == 2) multiply(Number<1u>{});
-    at = stages.next_if(!is_last, boxes.bytes, at);
+    place = stages.next_if(!is_last, boxes.bytes, place);
     if (!is_last && !has_next) wait();
   }
   return is_lost;

@@ -37,15 +37,15 @@ struct ScaledWeights {
 
 // The scales of a task, in words of a work item. gate, up: the addresses of the first row's scale of
 // the first block; without gates, they are equal. first, end: the rows of w. pitch: bytes from a row
-// of scales to the next. blocks: of k.
+// of scales to the next. num_blocks: of k.
 struct ScalePlace {
   u64 gate, up;
   i32 first, end;
-  u32 pitch, blocks;
+  u32 pitch, num_blocks;
 
   ETC_DEVICE void write(u32* words) const {
     words[0] = u32(gate), words[1] = u32(gate >> 32), words[2] = u32(up), words[3] = u32(up >> 32);
-    words[4] = u32(first), words[5] = u32(end), words[6] = pitch, words[7] = blocks;
+    words[4] = u32(first), words[5] = u32(end), words[6] = pitch, words[7] = num_blocks;
   }
   ETC_DEVICE static ScalePlace read(u32 shared) {
     const auto word = [&](u32 n) { return ptx::load_shared(shared + 4 * n); };
@@ -63,14 +63,14 @@ struct ScaledRows {
   u32 row;    // bytes from a block's first code to those of the first row
   u32 apart;  // and from there to those of the second one, the same in a warp; 0: there is none
   u64 scales[2];
-  u32 blocks;
+  u32 num_blocks;
 
   // gated: the first half of the tile's columns are rows of gate, the others of up.
   ETC_DEVICE ScaledRows(const ScalePlace& place, const TileShape& shape, u32 wg, bool is_gated)
-      : blocks(place.blocks) {
+      : num_blocks(place.num_blocks) {
     const u32 thread = ptx::thread() & 127, lane = thread & 31;
     const u32 columns = shape.warpgroup_columns(), before = wg * shape.halves() * columns;
-    const u32 gates = is_gated ? shape.columns / 2 : shape.columns;
+    const u32 gate_columns = is_gated ? shape.columns / 2 : shape.columns;
     // wgmma multiplies 64 rows: the sums of those that the tile does not have are not used.
     const u32 warp = __shfl_sync(~0u, thread >> 5, 0);
     const u32 eights[2] = {Weights::eight(warp, 0) * 8, Weights::eight(warp, 1) * 8};
@@ -83,8 +83,9 @@ struct ScaledRows {
 #pragma unroll
     for (u32 n = 0; n < 2; ++n) {
       const u32 column = scaled + n * next;
-      const bool is_up = column >= gates;
-      const i32 of_w = minimum(place.first + i32(is_up ? column - gates : column), place.end - 1);
+      const bool is_up = column >= gate_columns;
+      const i32 of_w =
+          minimum(place.first + i32(is_up ? column - gate_columns : column), place.end - 1);
       scales[n] = (is_up ? place.up : place.gate) + u64(u32(of_w) >> Weights::kShift) * place.pitch;
     }
   }
@@ -92,12 +93,12 @@ struct ScaledRows {
   // Loads the bits of the scales of a block of k. Where each block has its own, those beyond the end
   // have 0.
   ETC_DEVICE void load_scales(u32 (&bits)[2], u32 block) const {
-    const bool is_there = !kHasBlocks || block < blocks;
-    const u64 at = kHasBlocks ? block * sizeof(Element) : 0;
+    const bool is_there = !kHasBlocks || block < num_blocks;
+    const u64 offset = kHasBlocks ? block * sizeof(Element) : 0;
 #pragma unroll
     for (u32 n = 0; n < 2; ++n) {
       bits[n] = 0;
-      ptx::load_l2_into<sizeof(Element)>(bits[n], is_there, scales[n] + at);
+      ptx::load_l2_into<sizeof(Element)>(bits[n], is_there, scales[n] + offset);
     }
   }
 };
@@ -114,8 +115,8 @@ struct BlockScales {
   u32 block, step;
   u32 own_bits[2], later[2];
 
-  ETC_DEVICE BlockScales(const Rows& of, u32 first, u32 turn)
-      : rows(of), block(first + ptx::lane() % kLanes * turn), step(kLanes * turn) {
+  ETC_DEVICE BlockScales(const Rows& thread_rows, u32 first, u32 turn)
+      : rows(thread_rows), block(first + ptx::lane() % kLanes * turn), step(kLanes * turn) {
     rows.load_scales(later, block);
     pass();
   }
@@ -161,23 +162,25 @@ struct BlockReader {
   u32 x;                          // bytes from a stage's begin to its first box of x
   u32 turn;                       // from one of the warpgroup's blocks to the next
   u32 first, end, count;          // the warpgroup's blocks in a stage, and their number in the task
-  u32 at = 0, block = 0;          // the place of the stage in the ring, and the block in it
+  u32 place = 0, block = 0;       // of the stage in the ring, and the block in it
   bool is_lost = false;           // whether a wait has failed
   bool is_releasing = ptx::lane() == 0;  // whether the thread releases stages: one, until is_lost
   bool is_early = false;          // whether the block's stage had not arrived in advance()
 
   ETC_DEVICE BlockReader(
-      const Run<Program>& r, StageReader<Program>& s, u32 num_stages, const TileShape& shape, u32 wg)
-      : run(r), stages(s), bytes(shape.bytes<kStageDepth>()), codes_bytes(shape.columns * kBlockDepth),
-        box_x(shape.box_x()), x(shape.depth / kBlockBoxes * codes_bytes), turn(2 - shape.halves()),
+      const Run<Program>& task_run, StageReader<Program>& task_stages, u32 num_stages,
+      const TileShape& shape, u32 wg)
+      : run(task_run), stages(task_stages), bytes(shape.bytes<kStageDepth>()),
+        codes_bytes(shape.columns * kBlockDepth), box_x(shape.box_x()),
+        x(shape.depth / kBlockBoxes * codes_bytes), turn(2 - shape.halves()),
         first(wg * (1 - shape.halves())), end(first + (shape.depth >> (2 - shape.halves()))),
         count(num_stages * (end - first)) {}
   // The places in the ring of the block's codes and of its first box of x.
-  ETC_DEVICE u32 codes() const { return at + block * codes_bytes; }
-  ETC_DEVICE u32 boxes() const { return at + x + block * kBlockBoxes * box_x; }
+  ETC_DEVICE u32 codes() const { return place + block * codes_bytes; }
+  ETC_DEVICE u32 boxes() const { return place + x + block * kBlockBoxes * box_x; }
   // Waits for the first stage.
   ETC_DEVICE void begin() {
-    at = stages.next(bytes), block = first;
+    place = stages.next(bytes), block = first;
     wait();
   }
   // Whether the block is the last one of its stage.
@@ -191,7 +194,7 @@ struct BlockReader {
     const bool is_end = ends_stage(), is_next = is_end && !is_last;
     is_early = is_next & !stages.has_next();
     block = is_end ? first : block + 1;
-    at = stages.next_if(is_next, bytes, at);
+    place = stages.next_if(is_next, bytes, place);
   }
   // Waits for the stage of the block, if need be.
   ETC_DEVICE void arrive() {
@@ -231,16 +234,16 @@ ETC_DEVICE bool multiply_by_warps(
   const u32 first_x = half * reader.box_x + row * 128 + ((quarter % 2 * 4 + half * 2) ^ row) * 16;
   BlockScales scales(w, reader.first, reader.turn);
   u32 codes[kEights][2][4];  // of each row, two times 16
-  const auto load = [&](u32 (&to)[4], u32 from) ETC_INLINE {
-    const uint4 v = ptx::load_shared16(from);
-    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  const auto load = [&](u32 (&words)[4], u32 address) ETC_INLINE {
+    const uint4 unit = ptx::load_shared16(address);
+    words[0] = unit.x, words[1] = unit.y, words[2] = unit.z, words[3] = unit.w;
   };
   const auto load_codes = [&](u32 block) ETC_INLINE {
-    const u32 from = block + first_code;
+    const u32 address = block + first_code;
 #pragma unroll
     for (u32 unit = 0; unit < 2; ++unit) {
 #pragma unroll
-      for (u32 n = 0; n < kEights; ++n) load(codes[n][unit], (from ^ unit * 16) + n * w.apart);
+      for (u32 n = 0; n < kEights; ++n) load(codes[n][unit], (address ^ unit * 16) + n * w.apart);
     }
   };
   reader.begin();  // the scales arrive meanwhile
@@ -301,22 +304,22 @@ struct BoxCodes {
   u32 codes[16];
 
   // The swizzle exchanges units of 16 bytes by the number of the row in eight. first: bytes from a
-  // block's first code to those of the thread in its first row; from: the block.
-  ETC_DEVICE void load(u32 first, u32 apart, u32 box, u32 from) {
-    const u32 rows[2] = {from, apart + from};
+  // block's first code to those of the thread in its first row. block: its address.
+  ETC_DEVICE void load(u32 first, u32 apart, u32 box, u32 block) {
+    const u32 rows[2] = {block, apart + block};
 #pragma unroll
     for (u32 step = 0; step < 4; ++step) {
 #pragma unroll
       for (u32 n = 0; n < 2; ++n) {
-        const u32 at = (first ^ (box * 4 + step) * 16) + rows[n];
-        codes[4 * step + n] = ptx::load_shared2(at);
-        codes[4 * step + 2 + n] = ptx::load_shared2(at + 8);
+        const u32 address = (first ^ (box * 4 + step) * 16) + rows[n];
+        codes[4 * step + n] = ptx::load_shared2(address);
+        codes[4 * step + 2 + n] = ptx::load_shared2(address + 8);
       }
     }
   }
-  ETC_DEVICE void widen_to(u32 (&to)[16]) const {
+  ETC_DEVICE void widen_to(u32 (&words)[16]) const {
 #pragma unroll
-    for (u32 j = 0; j < 16; ++j) to[j] = widen<kIsHalf>(u16(codes[j]));
+    for (u32 j = 0; j < 16; ++j) words[j] = widen<kIsHalf>(u16(codes[j]));
   }
 };
 
@@ -389,22 +392,23 @@ ETC_DEVICE bool multiply_by_halves(
   float sums[kHalf / 2];
   u32 a[2][16];
   BlockScales scales(w, reader.first, reader.turn);
-  const auto widen_to = [&](u32 (&to)[16], u32 box, u32 from) ETC_INLINE {
+  const auto widen_to = [&](u32 (&words)[16], u32 box, u32 block) ETC_INLINE {
     BoxCodes<kIsHalf> codes;
-    codes.load(first_code, w.apart, box, from);
-    codes.widen_to(to);
+    codes.load(first_code, w.apart, box, block);
+    codes.widen_to(words);
   };
   reader.begin();  // the scales arrive meanwhile
   widen_to(a[0], 0, begin + reader.codes());
 #pragma unroll 1
   for (u32 i = 0; i < reader.count; ++i) {
-    const u32 from = begin + reader.codes(), boxes = x + reader.boxes() / 16;
+    const u32 block = begin + reader.codes(), first_box = x + reader.boxes() / 16;
     const u32 stage = reader.stage();
     const bool is_end = reader.ends_stage(), is_last = i + 1 == reader.count;
     const auto multiply = [&](u32 box, u32 half) ETC_INLINE {
-      const u32 at = boxes + box * reader.box_x / 16 + half * kHalf * 128 / 16;
+      const u32 half_box = first_box + box * reader.box_x / 16 + half * kHalf * 128 / 16;
       ptx::wgmma_fence();
-      ptx::wgmma_box_registers<kIsHalf, kHalf>(sums, a[box], ptx::matrix_descriptor(at), i32(box));
+      ptx::wgmma_box_registers<kIsHalf, kHalf>(
+          sums, a[box], ptx::matrix_descriptor(half_box), i32(box));
       ptx::wgmma_commit();
     };
     const auto keep = [&]() ETC_INLINE {
@@ -412,7 +416,7 @@ ETC_DEVICE bool multiply_by_halves(
       for (float& sum : sums) ptx::keep_order(sum);
     };
     multiply(0, 0);
-    widen_to(a[1], 1, from);
+    widen_to(a[1], 1, block);
     multiply(1, 0);
     reader.advance(is_last);
     const float2 scale = scales.of(i);

@@ -16,12 +16,12 @@ struct SwappedTiles {
   static constexpr bool kIsKN = Weights::kIsKN;
   static constexpr u32 kRows = Tiles::kFirst.rows, kEights = kRows / 8;
   // The kinds of tiles among `Tiles`.
-  static constexpr bool kTurns = Tiles::any([](TileShape s) { return s.halves() == 0; });
-  static constexpr bool kHalves = Tiles::any([](TileShape s) { return s.halves() == 1; });
+  static constexpr bool kTurns = Tiles::any([](TileShape shape) { return shape.halves() == 0; });
+  static constexpr bool kHalves = Tiles::any([](TileShape shape) { return shape.halves() == 1; });
   // Whether a warpgroup multiplies so many boxes of a stage of any: 1 and 2, or 2 and 4.
   template <u32 kBoxes>
   static constexpr bool kHas =
-      Tiles::any([](TileShape s) { return s.warpgroup_boxes() == kBoxes; });
+      Tiles::any([](TileShape shape) { return shape.warpgroup_boxes() == kBoxes; });
 
   static_assert(!(kHas<1> && kHas<4>));
 
@@ -99,13 +99,14 @@ struct SwappedTiles {
   ETC_DEVICE bool multiply(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, const TileShape& shape,
       u32 wg, bool is_gathered, float (&d)[kRows / 2]) const {
-    const u32 begin = stages.descriptor_base(), turns = 1 - shape.halves();
+    const u32 begin = stages.descriptor_base(), turn_bit = 1 - shape.halves();
     const u32 w = begin | kLeadingOfW<kIsKN>, x = begin | 0x10000u;
     const u32 apart = shape.box_w() >> shape.halves();  // bytes between the warpgroups' boxes
-    const u32 first_x = shape.depth * shape.box_w() + wg * turns * shape.box_x();
+    const u32 first_x = shape.depth * shape.box_w() + wg * turn_bit * shape.box_x();
     const Boxes boxes{
         __shfl_sync(~0u, w + wg * apart / 16, 0), __shfl_sync(~0u, x + first_x / 16, 0),
-        shape.box_w() << turns, shape.box_x() << turns, shape.bytes(), shape.warpgroup_columns()};
+        shape.box_w() << turn_bit, shape.box_x() << turn_bit, shape.bytes(),
+        shape.warpgroup_columns()};
     bool is_lost = false;
     const auto multiply_by = [&](auto number) ETC_INLINE {
       if constexpr (Epilogue::kHasTwoSums && !kTurns) {
@@ -184,21 +185,21 @@ struct SwappedTiles {
   // kMayBeLeft: the first one may still store the tile before from there.
   template <bool kMayBeLeft, class F>
   ETC_DEVICE bool combine(float (&d)[kRows / 2], u32 wg, bool is_lost, F f) const {
-    const u32 sums = buffer + (ptx::thread() & 127) * 16;
+    const u32 address = buffer + (ptx::thread() & 127) * 16;
 #pragma unroll
     for (u32 first = 0; first < kEights; first += 4) {
       if (kMayBeLeft || first > 0) ptx::named_barrier<256>(1);
       if (wg == 1) {
 #pragma unroll
         for (u32 j = first; j < first + 4 && j < kEights; ++j) {
-          store_four(d, j, sums + j % 4 * 2048);
+          store_four(d, j, address + j % 4 * 2048);
         }
       }
       is_lost = ptx::named_barrier_any<256>(1, is_lost);
       if (wg == 0) {
 #pragma unroll
         for (u32 j = first; j < first + 4 && j < kEights; ++j) {
-          combine_four(d, j, sums + j % 4 * 2048, f);
+          combine_four(d, j, address + j % 4 * 2048, f);
         }
       }
     }
@@ -273,9 +274,9 @@ struct SwappedTiles {
         for (u32 j = f; j < f + kTogether && j < kEights; ++j) {
 #pragma unroll
           for (u32 i = 0; i < 4; ++i) {
-            const u32 at = place_of_sums(
+            const u32 place = place_of_sums(
                 (j - f) * 8 + row + i % 2, Weights::eight(warp, i / 2), in_eight / 4);
-            ptx::store_shared(rows + at + in_eight % 4 * 4, __float_as_uint(d[4 * j + i]));
+            ptx::store_shared(rows + place + in_eight % 4 * 4, __float_as_uint(d[4 * j + i]));
           }
         }
         ptx::named_barrier<128>(2 + wg);  // the rows are complete

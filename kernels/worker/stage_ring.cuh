@@ -14,7 +14,7 @@ class StageLoader {
     ETC_DEVICE u32 word(u32 n) const {
       return base + Shared::kBeginOffset + 8 * (n % Ring::kSlots);
     }
-    ETC_DEVICE void put(u32 n, u32 at) const { ptx::store_shared8(word(n), at, 0); }
+    ETC_DEVICE void put(u32 n, u32 place) const { ptx::store_shared8(word(n), place, 0); }
     ETC_DEVICE u32 get(u32 n) const { return ptx::load_shared(word(n)); }
   };
 
@@ -29,9 +29,9 @@ class StageLoader {
   ETC_DEVICE bool begin(
       const Run<Program>& run, u32 bytes, u32 expected, bool is_gathered, Stage& stage) {
     const u32 n = placer_.cursor().n;
-    u32 at;
-    if (!placer_.next(bytes, at, wait_empty(run))) return false;
-    stage = start(n, at, expected, is_gathered);
+    u32 place;
+    if (!placer_.next(bytes, place, wait_empty(run))) return false;
+    stage = start(n, place, expected, is_gathered);
     return true;
   }
 
@@ -43,8 +43,8 @@ class StageLoader {
   ETC_DEVICE bool begin_in_laps(
       const Run<Program>& run, u32 bytes, u32 expected, u32 count, F f) {
     u32 i = 0;
-    return placer_.next_in_laps(bytes, count, wait_empty(run), [&](u32 n, u32 at) ETC_INLINE {
-      f(start(n, at, expected, false), i++);
+    return placer_.next_in_laps(bytes, count, wait_empty(run), [&](u32 n, u32 place) ETC_INLINE {
+      f(start(n, place, expected, false), i++);
     });
   }
 
@@ -85,9 +85,9 @@ class StageLoader {
   }
 
  private:
-  // Stage n, at `at`, which is empty: bulk copies will write `expected` bytes.
-  ETC_DEVICE Stage start(u32 n, u32 at, u32 expected, bool is_gathered) const {
-    const Stage stage = Ring::stage(base_, n, at);
+  // Stage n, at `place`, which is empty: bulk copies will write `expected` bytes.
+  ETC_DEVICE Stage start(u32 n, u32 place, u32 expected, bool is_gathered) const {
+    const Stage stage = Ring::stage(base_, n, place);
     ptx::mbarrier_arrive_expect(stage.full, expected);
     if (Ring::kGatherers > 0 && !is_gathered) {
       ptx::mbarrier_arrive_many(stage.full, Ring::kGatherers);
@@ -112,11 +112,11 @@ template <class Program>
 class StageGatherer {
   using Ring = StageRing<Program>;
   struct Begins {  // each lane has one
-    u32 at = 0;
-    ETC_DEVICE void put(u32 n, u32 begin) {
-      if (threadIdx.x % 32 == n % Ring::kSlots) at = begin;
+    u32 place = 0;
+    ETC_DEVICE void put(u32 n, u32 stage_place) {
+      if (threadIdx.x % 32 == n % Ring::kSlots) place = stage_place;
     }
-    ETC_DEVICE u32 get(u32 n) const { return __shfl_sync(~0u, at, n % Ring::kSlots); }
+    ETC_DEVICE u32 get(u32 n) const { return __shfl_sync(~0u, place, n % Ring::kSlots); }
   };
 
  public:
@@ -127,12 +127,12 @@ class StageGatherer {
   // parity of an outstanding stage is that of its last use.
   ETC_DEVICE bool begin(const Run<Program>& run, u32 bytes, Stage& stage) {
     const u32 n = placer_.cursor().n;
-    u32 at;
-    const bool has_room = placer_.next(bytes, at, [&](u32 oldest) {
+    u32 place;
+    const bool has_room = placer_.next(bytes, place, [&](u32 oldest) {
       return __all_sync(
                  ~0u, wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest))) != 0;
     });
-    if (has_room) stage = Ring::stage(base_, n, at);
+    if (has_room) stage = Ring::stage(base_, n, place);
     return has_room;
   }
 
@@ -158,8 +158,10 @@ class StageReader {
     return ((base_ + SharedOf<Program>::kStageOffset) & 0x3ffffu) >> 4;
   }
 
-  // The shared address of a stage that begins `at` bytes after the ring's first one.
-  ETC_DEVICE u32 address(u32 at) const { return base_ + SharedOf<Program>::kStageOffset + at; }
+  // The shared address of a stage that begins `place` bytes after the ring's first one.
+  ETC_DEVICE u32 address(u32 place) const {
+    return base_ + SharedOf<Program>::kStageOffset + place;
+  }
   // The mbarrier of the stage that next() returned last.
   ETC_DEVICE u32 full() const { return Ring::full(base_, cursor_.n - 1); }
 
@@ -167,13 +169,13 @@ class StageReader {
   ETC_DEVICE u32 count() const { return cursor_.n; }
   // Where the next stage begins, from the ring's first byte on. It may be read after wait_full().
   ETC_DEVICE u32 next(u32 bytes) { return cursor_.next(bytes); }
-  // next() if `is_next`, otherwise `at`; without a branch.
-  ETC_DEVICE u32 next_if(bool is_next, u32 bytes, u32 at) {
+  // next() if `is_next`, otherwise `place`; without a branch.
+  ETC_DEVICE u32 next_if(bool is_next, u32 bytes, u32 place) {
     StageCursor<Program> cursor = cursor_;
     const u32 next = cursor.next(bytes);
     cursor_.n = is_next ? cursor.n : cursor_.n;
     cursor_.head = is_next ? cursor.head : cursor_.head;
-    return is_next ? next : at;
+    return is_next ? next : place;
   }
   // Whether the stage that next() will return has arrived; by whole warps.
   ETC_DEVICE bool has_next() const {
