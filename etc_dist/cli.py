@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -162,8 +163,13 @@ def _options_of(options: argparse.Namespace, names: Iterable[str]) -> dict[str, 
 
 def _write_function(options: argparse.Namespace) -> int:
     paths = write_function(options.name, options.folder)
-    test = f"{sys.executable} -m pytest {paths[-1]}"
-    print(*paths, f"try: {test}, after pip install -e '.[test,compile]'", sep="\n")
+    folder, test, change = options.folder, paths[-1], ""
+    # The test imports the function from its own folder, which Python finds if it is the
+    # current one, also where pytest is told not to look there.
+    if test.parent == folder != Path():
+        test, change = Path(test.name), f"cd {shlex.quote(str(folder))} && "
+    command = f"{change}{sys.executable} -m pytest {test}"
+    print(*paths, f"try: {command}, after pip install -e '.[test,compile]'", sep="\n")
     return 0
 
 

@@ -119,7 +119,8 @@ def test_the_cuda_body_compiles_without_spills() -> None:
 def write_function(name: str, folder: Path) -> list[Path]:
     """Write the files of the device function `name`, which doubles a float32 array
     [rows, columns] until it is edited. In the root of a checkout of the library they
-    become a part of it; elsewhere all are in `folder`. Returns their paths.
+    become a part of it; elsewhere all are in `folder`, which is made if there is none.
+    Returns their paths.
 
     Raises ArgumentError for a name that is not one of a C++ struct and a Python module,
     and for files that exist. Then nothing is written."""
@@ -164,6 +165,7 @@ def write_function(name: str, folder: Path) -> list[Path]:
             got=", ".join(existing),
             fix="choose another name, or another --folder",
         )
+    folder.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         path.write_text(Template(text).substitute(terms, name=name))
     return list(texts)

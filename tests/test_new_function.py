@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,12 @@ from tests.test_layers import may_import
 ROOT = Path(__file__).parent.parent
 
 
-def run_tests(folder):
+def run_tests(command):
+    options = {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "-qx -p no:cacheprovider"}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", folder],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+        command,
+        shell=True,
+        env=os.environ | options,
         capture_output=True,
         text=True,
         timeout=100,
@@ -28,16 +28,21 @@ def run_tests(folder):
 
 
 def test_new_files_pass_until_the_cuda_body_is_changed(tmp_path, capsys):
-    assert cli.main(["new-function", "double_rows", "--folder", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.split("\n")
+    """By the command that is printed, also where pytest does not look for modules in
+    the folder of a test."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib")
+    folder = tmp_path / "new functions"
+    assert cli.main(["new-function", "double_rows", "--folder", str(folder)]) == 0
+    *paths, line, _ = capsys.readouterr().out.split("\n")
     names = ["double_rows.py", "double_rows.cuh", "test_double_rows.py"]
-    assert lines[:3] == [str(tmp_path / name) for name in names]
-    process = run_tests(tmp_path)
+    assert paths == [str(folder / name) for name in names]
+    command = line.removeprefix("try: ").partition(", after")[0]
+    process = run_tests(command)
     assert process.returncode == 0, process.stdout
 
-    cuda = tmp_path / "double_rows.cuh"
+    cuda = folder / "double_rows.cuh"
     cuda.write_text(cuda.read_text().replace("2.0f *", "3.0f *"))
-    assert "1 failed" in run_tests(tmp_path).stdout
+    assert "1 failed" in run_tests(command).stdout
 
 
 def test_in_a_checkout_the_files_have_their_folders(tmp_path):
