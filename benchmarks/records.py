@@ -107,6 +107,7 @@ FIELDS: Mapping[str, str] = {
     "tokens_per_s": "of all answers of a wave",
     # Drafts of the next tokens.
     "text": "repeats, or random",
+    "most_rows": "positions of a prompt that a step computes, at most",
     "drafts": "of a step, at most",
     "drafted_per_step": "drafts that a step has checked, on average",
     "accepted_per_step": "drafts that were tokens of the text",
@@ -217,7 +218,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "prompt": _kind(
         _BASE + "model batch context dtype schedule ours_ms error id_gap "
-        "checked_layers bitwise_equal repeats ours_spread_ms protocol",
+        "checked_layers bitwise_equal repeats ours_spread_ms protocol most_rows",
         "router_gap baseline_ms speedup",
     ),
     "prompt_vllm": _kind(

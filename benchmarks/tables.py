@@ -258,9 +258,10 @@ TABLES = (
     Table(
         "First token of a prompt",
         "prompt",
-        by("model world_size device schedule context"),
-        "model | device | ranks | schedule | prompt: {context} | ours: {ours_ms:.1f} "
-        "ms | vLLM: {vllm} | vLLM / ours: {vllm_of_ours}",
+        by("model world_size device schedule context most_rows"),
+        "model | device | ranks | schedule | prompt: {context} | rows of a step: "
+        "{most_rows} | ours: {ours_ms:.1f} ms | vLLM: {vllm} | vLLM / ours: "
+        "{vllm_of_ours}",
     ),
     Table(
         "Attention of 128 requests of drawn lengths: ms a layer",

@@ -45,7 +45,7 @@ from benchmarks.subjects.decode import (
 from benchmarks.workload import DTYPE
 from etc_dist.models import Model
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.step_policy import padded
+from etc_dist.models.step_policy import ROWS, padded
 
 Ids = np.ndarray[Any, Any]
 CONTEXTS, SMALL_CONTEXTS = [512, 4096], [24]
@@ -56,13 +56,16 @@ PROTOCOL = (
 )
 
 
-def model_of(decoder: Decoder, config: ModelConfig, weights: Any) -> Model:
+def model_of(
+    decoder: Decoder, config: ModelConfig, weights: Any, most_rows: int
+) -> Model:
     return Model(
         config,
         weights,
         batch=1,
         positions=decoder.context + 1,
         page_size=PAGE_SIZE,
+        most_rows=most_rows,
         schedule=decoder.program.plan.schedule,
         world=decoder.device.world,
     )
@@ -81,14 +84,17 @@ def read_prompt(model: Model, prompt: Ids) -> tuple[int, list[Any]]:
     return int(next_ids[-1]), experts
 
 
-def check(decoder: Decoder, prompt: Ids) -> tuple[dict[str, Any], list[str]]:
+def check(
+    decoder: Decoder, prompt: Ids, most_rows: int
+) -> tuple[dict[str, Any], list[str]]:
     """The errors of the first layers, and a text for each check that failed."""
     device, layers = decoder.device, min(CHECKED_LAYERS, decoder.config.layers)
     config, xp = replace(decoder.config, layers=layers), device.xp
     if config.windows:
         config = replace(config, windows=config.windows[:layers])
     arrays = decoder.arrays(1, layers)
-    with model_of(decoder, config, {n: arrays[n] for n in decoder.weights}) as model:
+    weights = {n: arrays[n] for n in decoder.weights}
+    with model_of(decoder, config, weights, most_rows) as model:
         first_id, experts = read_prompt(model, prompt)
         logits = model.logits[-1:].copy()
     whole = decoder.whole(1, layers) | {"ids": xp.asarray(prompt.astype(np.int32))}
@@ -114,11 +120,13 @@ def benchmark(decoder: Decoder, options: Namespace) -> Result:
     """Check, then, on a GPU, time the first token of a prompt."""
     device, context = decoder.device, decoder.context
     prompt = np.random.default_rng(0).integers(decoder.config.vocabulary, size=context)
-    errors, wrong = check(decoder, prompt)
+    most_rows = options.most_rows
+    errors, wrong = check(decoder, prompt, most_rows)
     values = {"model": decoder.name, "batch": 1, "context": context, "dtype": DTYPE}
     values |= {"schedule": decoder.program.plan.schedule, **errors}
+    values |= {"most_rows": most_rows}
     tokens = prompt.tolist()
-    with model_of(decoder, decoder.config, decoder.weights) as model:
+    with model_of(decoder, decoder.config, decoder.weights, most_rows) as model:
         results: list[tuple[Any, Any]] = []
         for _ in range(RUNS):
             (ids,) = model.generate([tokens], max_new_tokens=1)
@@ -171,6 +179,8 @@ def add_options(parser: ArgumentParser) -> None:
     add_models(parser, {**MODELS, **SMALL_MODELS})
     add("--context", type=numbers, help="512 and 4096, or 24 on the CPU backend")
     add("--schedule", choices=("static", "dynamic"), default="static")
+    text = "positions that a step computes, at most; default: %(default)s"
+    add("--most-rows", type=int, default=ROWS[-1], metavar="N", help=text)
     add("--repeats", type=int, default=REPEATS)
     add("--vllm", type=Path, help="file of prompt_vllm's records on this machine")
 
