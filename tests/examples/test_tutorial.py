@@ -47,7 +47,7 @@ def test_listing_prints_what_the_page_shows(command, output, folder):
 
 def test_missing_wait_is_the_error_of_the_page(folder):
     text = (folder / "normalise.py").read_text()
-    line = "        waits=[found[i]],\n"
+    line = "        waits=[ready[i]],\n"
     assert line in text
     (folder / "faulty.py").write_text(text.replace(line, ""))
     errors = run(".venv/bin/python faulty.py", folder).stderr
