@@ -16,7 +16,7 @@ import numpy as np
 
 from etc_dist.functions.scaled_weights import BLOCK, E4M3, SCALE_DTYPES
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.models.safetensors_file import listed, weights_error
+from etc_dist.models.safetensors_file import listed, release, weights_error
 
 METHOD = "fp8"
 ACCEPTED: dict[str, tuple[Any, ...]] = {
@@ -79,10 +79,10 @@ def widened(
     tensors: Sequence[tuple[str, Any]], path: Path, is_kept: Callable[[str], bool]
 ) -> Iterator[tuple[str, Any]]:
     """The tensors, those of float8 in fp32, without their scales; those that are kept,
-    by name, as codes, followed by their scales in fp32. Each is widened as the
-    iteration comes to it, so that one is in memory. ArgumentError for float8 without
-    scales or with some that do not fit, and for scales of no such tensor. They are in
-    `path`."""
+    by name, as codes, followed by their scales in fp32. Each is read and widened as
+    the iteration comes to it, so that one is in memory. ArgumentError for float8
+    without scales or with some that do not fit, and for scales of no such tensor. They
+    are in `path`."""
     codes = {name for name, array in tensors if array.dtype == numpy_dtype(E4M3)}
     scales = {name: array for name, array in tensors if name.endswith(SCALES)}
     for name, array in tensors:
@@ -98,10 +98,11 @@ def widened(
             if is_kept(name):
                 yield name, array
                 yield name + SCALES, block_scales.astype(np.float32)
-                continue
-            with np.errstate(invalid="ignore", over="ignore"):
-                wide = widen(array, block_scales)
-            yield name, wide
+            else:
+                with np.errstate(invalid="ignore", over="ignore"):
+                    wide = widen(array, block_scales)
+                yield name, wide
+        release(array)
 
 
 def _check(name: str, codes: Any, scales: Any, path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.models.safetensors_file import DTYPES, listed, weights_error
+from etc_dist.models.safetensors_file import DTYPES, listed, release, weights_error
 
 METHOD = "mxfp4"
 KEYS = {"quant_method", "modules_to_not_convert"}
@@ -46,6 +46,7 @@ class Widened:
     def __iter__(self) -> Iterator[Any]:
         for blocks, scales in zip(self._blocks, self._scales, strict=True):
             yield widen(blocks, scales).T
+            release(blocks)
 
 
 def widen(blocks: Any, scales: Any) -> Any:

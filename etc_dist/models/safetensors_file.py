@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Collection
 from math import prod
 from pathlib import Path
@@ -79,6 +80,17 @@ def read_tensors(
         wanted = "the tensors that the index has in this file"
         raise weights_error(file, wanted, f"none of {listed(missing)}")
     return tensors
+
+
+def release(tensor: Any) -> None:
+    """Give back the pages of the file that a tensor of `read_tensors` is mapped from,
+    so that a process does not hold a copy of the files that it has read. They are read
+    again where they are used again. Does nothing for other arrays."""
+    owner = tensor
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, mmap.mmap):
+        owner.madvise(mmap.MADV_DONTNEED)
 
 
 def listed(texts: list[str], count: int | None = None) -> str:

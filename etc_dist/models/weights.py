@@ -79,17 +79,14 @@ def stack_weights(
         for stored_name, array in _in_order(tensors, config):
             name = stack.places.full_name(stored_name)
             if config.is_tied and name == "lm_head.weight":
-                with np.errstate(invalid="ignore", over="ignore"):
-                    head = np.atleast_1d(array)[rows].astype(numpy_dtype(dtype))
+                head = np.atleast_1d(array)[rows]
             elif not (name.endswith(IGNORED) or stack.places.is_beyond(name)):
                 stack.take(name, array)
     except MemoryError as error:
         raise _no_memory(path, error) from error
     # NOTE: config.json may have far more layers than the files.
     faults, num_faults = stack.faults, stack.num_faults()
-    if head is not None and not np.array_equal(
-        head, weights.on_host("embedding", rows)
-    ):
+    if head is not None and not weights.has_rows("embedding", rows, head):
         faults.insert(0, "lm_head.weight: not the embedding, to which it is tied")
         num_faults += 1
     if faults:
