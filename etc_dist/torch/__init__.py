@@ -15,6 +15,7 @@ Files, from the user down:
     chosen_experts.py  experts whose router is elsewhere, for transformers
     ops.py          the operations: what runs, and the results' shapes for tracing
     reductions.py   those that sum over ranks for every rank
+    scaled.py       those by weights in float8
     gradients.py    the gradients of the collectives: each is the adjoint of the other
     tensors.py      tensors as arrays of the backend"""
 

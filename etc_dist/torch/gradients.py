@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from etc_dist.errors import ArgumentError
-from etc_dist.torch import chosen_experts, ops, reductions
+from etc_dist.torch import chosen_experts, ops, reductions, scaled
 from etc_dist.torch.ops import IN_BATCHES, size_of
 from etc_dist.torch.tensors import as_rows, from_rows
 
@@ -183,6 +183,11 @@ class _NoGradient(Function):
     @staticmethod
     def forward(ctx: Any, op: Any, options: Any, *arguments: Any) -> Tensor:
         ctx.name = op.__name__
+        ctx.fix = (
+            "multiply by a weight in 16 bits, which has one"
+            if ctx.name.startswith("scaled_")
+            else "train with etc_dist.torch.MLP, which then runs the two collectives"
+        )
         return cast(Tensor, op(*arguments, **options))
 
     @staticmethod
@@ -192,8 +197,7 @@ class _NoGradient(Function):
             where=f"the backward pass of torch.ops.etc_dist.{ctx.name}",
             wanted="a call whose result needs no gradient",
             got="a backward pass through it",
-            fix="call it under torch.no_grad(), or train with etc_dist.torch.MLP, "
-            "which then runs the two collectives",
+            fix=f"call it under torch.no_grad(), or {ctx.fix}",
         )
 
 
@@ -274,23 +278,28 @@ def _kernel(
 
 
 def _register() -> None:
-    for function, apply in (
+    applied: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
         (ops.fused_matmul_reduce_scatter, _ReduceScatter.apply),
         (ops.fused_all_gather_matmul, _apply_all_gather),
         (ops.matmul, _apply_matmul),
         (reductions.all_reduce, _AllReduced.apply),
         (reductions.matmul_all_reduce, _MatmulAllReduced.apply),
-        (
-            reductions.all_reduce_norm,
-            partial(_apply_without_gradient, OPS.all_reduce_norm),
-        ),
-        (ops.scaled_matmul, partial(_apply_without_gradient, OPS.scaled_matmul)),
-        (ops.mlp, partial(_apply_without_gradient, OPS.mlp)),
-        (ops.moe, partial(_apply_without_gradient, OPS.moe)),
         (ops.gather_rows, lambda *arguments: _ExchangeRows.apply(*arguments, True)),
         (ops.scatter_rows, lambda *arguments: _ExchangeRows.apply(*arguments, False)),
-        (chosen_experts.moe_experts, partial(_apply_without_gradient, OPS.moe_experts)),
+    ]
+    for function in (
+        reductions.all_reduce_norm,
+        ops.mlp,
+        ops.moe,
+        chosen_experts.moe_experts,
+        scaled.scaled_matmul,
+        scaled.scaled_matmul_reduce_scatter,
+        scaled.scaled_all_gather_matmul,
+        scaled.scaled_matmul_all_reduce,
     ):
+        op = getattr(OPS, function.__name__)
+        applied.append((function, partial(_apply_without_gradient, op)))
+    for function, apply in applied:
         kernel = _kernel(function, apply)
         ops.LIBRARY.impl(function.__name__, kernel, "Autograd", with_keyset=True)
 

@@ -178,24 +178,41 @@ def fused_matmul_reduce_scatter(
     dtype; the products are added in fp32, in rank order. "avg" divides the rounded sum:
     in float16 that must be within +-65504."""
     op = "fused_matmul_reduce_scatter"
-    ranks = size_of(group_name)
     check_dims(op, A, B, scatter_dim, "scatter_dim")
+    rows, options = ("A", A), IN_BATCHES
+    return scattered(
+        op, rows, as_weight(B), reduce_op, scatter_dim, group_name, options
+    )
+
+
+def scattered(
+    op: str,
+    rows: tuple[str, Tensor],
+    weight: Tensor | ScaledWeight,
+    reduce_op: str,
+    scatter_dim: int,
+    group_name: str,
+    options: Mapping[str, Any],
+) -> OperationCall:
+    """The call of `op`, a GEMM + Reduce-Scatter by a weight [N, K]. rows: the name of
+    the other argument, and its tensor [..., K]."""
+    (name, x), ranks = rows, size_of(group_name)
     if reduce_op not in REDUCTIONS:
         raise refusal(op, "reduce_op", " or ".join(REDUCTIONS), repr(reduce_op))
-    if A.shape[scatter_dim] % ranks:
-        got = str(A.shape[scatter_dim])
+    if x.shape[scatter_dim] % ranks:
+        got = str(x.shape[scatter_dim])
         wanted = f"a multiple of {ranks}, the number of ranks"
-        raise refusal(op, "A.shape[scatter_dim]", wanted, got)
+        raise refusal(op, f"{name}.shape[scatter_dim]", wanted, got)
 
     def finish(out: Tensor) -> Tensor:
         if reduce_op == "avg":
             out /= ranks
-        return from_rows(out, A.shape, scatter_dim)
+        return from_rows(out, x.shape, scatter_dim)
 
-    inputs = [(as_rows(A, scatter_dim), as_weight(B))]
-    agreed = _agreed(op, scatter_dim, reduce_op)
+    inputs = [(as_rows(x, scatter_dim), weight)]
+    agreed = agreed_text(op, scatter_dim, reduce_op)
     return OperationCall(
-        group_name, MatmulReduceScatter, IN_BATCHES, inputs, finish, agreed
+        group_name, MatmulReduceScatter, options, inputs, finish, agreed
     )
 
 
@@ -228,7 +245,7 @@ def fused_all_gather_matmul(
         return all_rows, [from_rows(out, shape, gather_dim) for out in outs]
 
     inputs = [(x, as_weight(B)) for B in Bs]
-    agreed = _agreed(op, gather_dim)
+    agreed = agreed_text(op, gather_dim)
     return OperationCall(
         group_name, AllGatherMatmul, IN_BATCHES, inputs, finish, agreed
     )
@@ -252,26 +269,6 @@ def matmul(
 
 
 @operation()
-def scaled_matmul(
-    x: Tensor,
-    w: Tensor,
-    scales: Tensor,
-    group_name: str = "",
-    *,
-    deterministic: str = "run",
-) -> OperationCall:
-    """x [..., K] @ w.T -> [..., N] on each rank, by the weight w [N, K] of float8 with
-    its scales, as `etc_dist.ScaledWeight`. No gradients."""
-    return OperationCall(
-        group_name,
-        Matmul,
-        {"deterministic": deterministic},
-        [(as_rows(x, 0), ScaledWeight(w, scales))],
-        lambda out: from_rows(out, x.shape, 0),
-    )
-
-
-@operation()
 def mlp(
     x: Tensor,
     gate: Tensor,
@@ -280,6 +277,7 @@ def mlp(
     group_name: str = "",
     *,
     deterministic: str = "run",
+    activations: str = "16-bit",
     gate_scales: Tensor | None = None,
     up_scales: Tensor | None = None,
     down_scales: Tensor | None = None,
@@ -289,12 +287,13 @@ def mlp(
     [I / W, H], down [H, I / W]: its shards, contiguous. Returns [..., H], for the same
     rows. No gradients. Calls of one shape share a program and its buffers.
 
-    gate_scales to down_scales: of weights in float8, as `etc_dist.ScaledWeight`."""
+    gate_scales to down_scales: of weights in float8, as `etc_dist.ScaledWeight`.
+    activations: as for `etc_dist.MLP`, "float8" with such weights."""
     weights = (gate, gate_scales), (up, up_scales), (down, down_scales)
     return OperationCall(
         group_name,
         SharedMLP,
-        {"deterministic": deterministic},
+        {"deterministic": deterministic, "activations": activations},
         [(as_rows(x, 0), *(_weight(*weight) for weight in weights))],
         lambda out: out.view(x.shape),
     )
@@ -410,7 +409,7 @@ def size_of(group_name: str) -> int:
     return _get_group_size_by_name(group_name) if group_name else current().size
 
 
-def _agreed(op: str, dim: int, reduce_op: str = REDUCTIONS[0]) -> str:
+def agreed_text(op: str, dim: int, reduce_op: str = REDUCTIONS[0]) -> str:
     """Options that no program has, as text. Empty for the defaults: a rank with these
     goes on to the launch, which is another call."""
     is_default = (dim, reduce_op) == (0, REDUCTIONS[0])
@@ -467,8 +466,18 @@ def check_dims(op: str, A: Tensor, B: Tensor, dim: int, name: str) -> None:
         shapes = f"A {list(A.shape)}, B {list(B.shape)}"
         wanted = "A [..., K] of two axes or more, and B [K, N]"
         raise refusal(op, "A, B", wanted, shapes)
+    check_axis(op, "A", A, dim, name)
+
+
+def check_axis(op: str, tensor_name: str, tensor: Tensor, dim: int, name: str) -> None:
+    """Refuse a tensor without rows, and a value `dim` of the argument `name` that is
+    not an axis of it but the last."""
+    num_axes = tensor.dim()
+    if num_axes < 2:
+        wanted = "[..., K], of two axes or more"
+        raise refusal(op, tensor_name, wanted, str(list(tensor.shape)))
     if not 0 <= dim < num_axes - 1:
-        wanted = f"0 to {num_axes - 2}, an axis of A but the last"
+        wanted = f"0 to {num_axes - 2}, an axis of {tensor_name} but the last"
         raise refusal(op, name, wanted, str(dim))
 
 

@@ -18,7 +18,7 @@ def all_reduce(
     """The sum over ranks of x, of any shape with a multiple of 8 elements: a new
     tensor. reduce_op: "sum", the only one. Precision as for `etc_dist.AllReduce`. With
     gradients."""
-    _check_sum("all_reduce", reduce_op)
+    check_sum("all_reduce", reduce_op)
     rows = x.reshape(1, -1)
     return OperationCall(
         group_name, AllReduce, {}, [(rows.contiguous(),)], lambda y: y.view(x.shape)
@@ -54,7 +54,7 @@ def matmul_all_reduce(
     """The sum over ranks of A [..., K] @ B [K, N] -> [..., N], N a multiple of 8, on
     each rank. With gradients. B and copies as for `fused_matmul_reduce_scatter`;
     reduce_op: "sum", the only one."""
-    _check_sum("matmul_all_reduce", reduce_op)
+    check_sum("matmul_all_reduce", reduce_op)
     check_dims("matmul_all_reduce", A, B, 0, "A")
     return OperationCall(
         group_name,
@@ -65,6 +65,7 @@ def matmul_all_reduce(
     )
 
 
-def _check_sum(op: str, reduce_op: str) -> None:
+def check_sum(op: str, reduce_op: str) -> None:
+    """Refuse reductions other than a sum."""
     if reduce_op != "sum":
         raise refusal(op, "reduce_op", "sum", repr(reduce_op))

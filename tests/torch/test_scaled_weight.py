@@ -7,7 +7,9 @@ import etc_dist
 from etc_dist import ScaledWeight
 from etc_dist.errors import ArgumentError
 from etc_dist.settings import Settings
+from etc_dist.torch.tensors import as_array
 from etc_dist.world import start
+from tests.graphs.scaled import dequantized_rows
 from tests.torch.on_ranks import assert_close
 
 pytestmark = pytest.mark.torch
@@ -47,23 +49,76 @@ def test_scaled_operations_are_those_of_the_dequantized_weights(group):
     assert_close(y, ops.mlp(x, *(weight[2] for weight in (gate, up, down))))
 
 
-def test_scaled_operations_can_be_traced(group):
-    x, (codes, scales, _) = torch.randn(3, 5, 32).bfloat16(), drawn(48, 32)
-    traced = torch.compile(ops.scaled_matmul, fullgraph=True, backend="eager")
-    assert_close(traced(x, codes, scales), ops.scaled_matmul(x, codes, scales))
+CALLS = {
+    "scaled_matmul": (),
+    "scaled_matmul_reduce_scatter": ("avg", 1),
+    "scaled_all_gather_matmul": (1,),
+    "scaled_matmul_all_reduce": ("sum",),
+}
+"""The arguments after x [3, 5, K], w and scales."""
+
+
+@pytest.mark.parametrize("activations", ["16-bit", "float8"])
+@pytest.mark.parametrize("name", CALLS)
+def test_scaled_operations_can_be_traced(name, activations, group):
+    op, options = getattr(ops, name), {"activations": activations}
+    x = torch.randn(3, 5, 160).bfloat16()
+    codes, scales = etc_dist.quantize(torch.randn(48, 160) / 8)
+    operands = x, codes, scales, *CALLS[name]
+    y = op(*operands, **options)
+    wide = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:48, :160]
+    rows = dequantized_rows(as_array(x.flatten(0, 1)))
+    exact = torch.from_numpy(rows).view(x.shape) if activations == "float8" else x
+    assert_close(y, exact.float() @ (codes.float() * wide).t())
+    traced = torch.compile(op, fullgraph=True, backend="eager")
+    assert torch.equal(traced(*operands, **options), y)
     # test_schema multiplies float8, which torch has no kernel for.
-    torch.library.opcheck(
-        ops.scaled_matmul, (x, codes, scales), test_utils="test_faketensor"
+    torch.library.opcheck(op, operands, options, test_utils="test_faketensor")
+
+
+def test_an_mlp_of_float8_activations_can_be_traced(group):
+    x, shapes = torch.randn(6, 160).bfloat16(), ((144, 160), (144, 160), (160, 144))
+    weights = [etc_dist.quantize(torch.randn(*shape) / 8) for shape in shapes]
+    names = "gate_scales", "up_scales", "down_scales"
+    options = dict(zip(names, (scales for _, scales in weights), strict=True))
+    operands = x, *(codes for codes, _ in weights)
+    y, rounded = (
+        ops.mlp(*operands, activations=value, **options)
+        for value in ("16-bit", "float8")
     )
+    difference = (rounded.float() - y.float()).norm() / y.float().norm()
+    assert 0.01 < difference < 0.1
+    traced = torch.compile(ops.mlp, fullgraph=True, backend="eager")
+    assert torch.equal(traced(*operands, activations="float8", **options), rounded)
 
 
 def test_scaled_operations_refuse_gradients_and_mixed_weights(group):
     x, (codes, scales, w) = torch.randn(5, 32).bfloat16(), drawn(48, 32)
-    y = ops.scaled_matmul(x.requires_grad_(), codes, scales)
-    with pytest.raises(ArgumentError, match="the operation has no gradient"):
-        y.sum().backward()
+    x.requires_grad_()
+    for name in CALLS:
+        y = getattr(ops, name)(x, codes, scales)
+        words = f"no gradient\n.*backward pass of torch.ops.etc_dist.{name}\n"
+        with pytest.raises(ArgumentError, match=words):
+            y.sum().backward()
     x, down = x.detach(), torch.ones(32, 48, dtype=torch.bfloat16)
     with pytest.raises(ArgumentError, match="no scales"):
         ops.mlp(x, codes, w, down, gate_scales=scales)
     with pytest.raises(ArgumentError, match=r"gate \[inner = 48, hidden = 32\] bf"):
         ops.mlp(x, codes, w, down)
+
+
+def test_wrong_arguments_of_scaled_operations_are_refused(group):
+    x, (codes, scales, _) = torch.randn(5, 32).bfloat16(), drawn(48, 32)
+    weight = codes, scales
+    with pytest.raises(ArgumentError, match="scatter_dim: 0 to 0, an axis of x but"):
+        ops.scaled_matmul_reduce_scatter(x, *weight, "sum", 1)
+    with pytest.raises(ArgumentError, match="reduce_op: sum or avg"):
+        ops.scaled_matmul_reduce_scatter(x, *weight, "max")
+    with pytest.raises(ArgumentError, match="wanted: reduce_op: sum\n"):
+        ops.scaled_matmul_all_reduce(x, *weight, "avg")
+    with pytest.raises(ArgumentError, match=r"x: \[..., K\], of two axes or more"):
+        ops.scaled_all_gather_matmul(x[0], *weight)
+    with pytest.raises(ArgumentError, match="scales of blocks of 128 x 128"):
+        ops.scaled_all_gather_matmul(x, *weight, activations="float8")
+    with pytest.raises(ArgumentError, match="unknown activations"):
+        ops.scaled_matmul(x, *weight, activations="int8")
