@@ -165,9 +165,9 @@ def step_logits(
 
 
 def prompt_logits(
-    math: Fp32, config: ModelConfig, arrays: Mapping[str, Any]
+    math: Fp32, config: ModelConfig, arrays: Mapping[str, Any], rows: int = 1
 ) -> tuple[Any, float]:
-    """As `step_logits`, of the last row [1, vocabulary]: row r is position r of one
+    """As `step_logits`, of the last rows [rows, vocabulary]: row r is position r of one
     request, and there is no cache."""
     position = arrays["position"]
     distance = position[:, None] - position[None]
@@ -184,7 +184,7 @@ def prompt_logits(
         return math.xp.concatenate(of_heads, axis=1)
 
     x, below = _normed(math, config, arrays, attend)
-    return x[-1:] @ math.stored(arrays["w_head"]).T, below
+    return x[-rows:] @ math.stored(arrays["w_head"]).T, below
 
 
 def window_of(config: ModelConfig, layer: int, positions: int) -> int:

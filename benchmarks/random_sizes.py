@@ -75,6 +75,8 @@ SIZES: Mapping[str, Sizes] = {
     "random_mlp_ranks": Sizes(24, ON_RANKS, OF_MLPS),
     "matmul_float8": Sizes(24, (1, 64), (PLAIN,)),
     "matmul_float8_activations": Sizes(24, (1024, 8192), (PLAIN,)),
+    "float8_all_gather": Sizes(24, (256, 2048), (PLAIN,)),
+    "float8_reduce_scatter": Sizes(24, (256, 2048), (PLAIN,)),
 }
 """By the kind of record. N and K of an MLP are hidden and inner size of a rank."""
 
@@ -329,6 +331,13 @@ GATES: Mapping[str, Sequence[Gate]] = {
             of=_of_codes,
         ),
     ],
+    **dict.fromkeys(
+        ("float8_all_gather", "float8_reduce_scatter"),
+        (
+            Gate("geometric mean", _always, geometric_mean, 1.25),
+            Gate("least", _always, min),
+        ),
+    ),
     "matmul_float8_activations": [
         Gate("geometric mean", _always, geometric_mean, 1.5),
         Gate("least", _always, min),
@@ -363,6 +372,9 @@ TITLES = {
     "matmul_all_reduce": "GEMM + All-Reduce against cuBLAS and the same",
     "matmul_float8": "Matrix multiplication by float8 weights against 16-bit weights",
     "matmul_float8_activations": "The same with activations in float8",
+    "float8_all_gather": "AllGather + GEMM with activations in float8 against 16 bits",
+    "float8_reduce_scatter": "GEMM + Reduce-Scatter with activations in float8 against "
+    "16 bits",
 }
 PREFACE = """
 ## Random sizes

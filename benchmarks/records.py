@@ -68,6 +68,10 @@ FIELDS: Mapping[str, str] = {
     # Checks.
     "error": "relative Frobenius norm over all ranks, against fp32",
     "bitwise_equal": "whether all runs gave the same bits",
+    "outliers": "how many times as large one weight in 1,000 is",
+    "bf16_error": "of the same model with its dequantized weights in bf16",
+    "codes_error": "of the dequantized weights against those that were quantized, both "
+    "in fp32",
     # Mixtures of experts.
     "active_experts": "that have a token: the mean over inputs, or of decoders layers",
     "router": "the score of a logit, and how it chooses",
@@ -239,6 +243,8 @@ KINDS: Mapping[str, Kind] = {
             "random_reduce_scatter",
             "random_all_gather",
             "random_mlp_ranks",
+            "float8_all_gather",
+            "float8_reduce_scatter",
         ),
         _kind(_RANDOM, "policy predicted_us"),
     ),
@@ -261,6 +267,9 @@ KINDS: Mapping[str, Kind] = {
         "drafted_per_step accepted_per_step"
     ),
     "first_token": _kind(_BASE + "model batch positions first_token_s protocol"),
+    "float8_accuracy": _kind(
+        _BASE + "model dtype outliers rows error bf16_error codes_error protocol"
+    ),
     "soak": _SOAK,
     "soak_hosts": _SOAK,
     "routings": _SOAK,

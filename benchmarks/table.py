@@ -1,10 +1,10 @@
-"""docs/results.md, its figures and the table of the README, from the records.
+"""docs/results.md, its figures and the tables of other pages, from the records.
 
 .venv/bin/python benchmarks/table.py            # write the texts
 .venv/bin/python benchmarks/table.py --check    # exit code 1 if one is stale
 .venv/bin/python benchmarks/table.py --figures  # draw the figures, too
 
-In the README, the summary of all operations lies between two lines:
+In the README and docs/float8.md, a table lies between two lines with its name:
 
     <!-- table: summary -->
     <!-- end -->"""
@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import random_sizes
 from benchmarks.records import RESULTS, ROOT, Record, load
 from benchmarks.tables import (
+    ACCURACY,
     BATCH,
     H200,
     MEANS,
@@ -38,7 +39,9 @@ from benchmarks.tables import (
     vllm_texts,
 )
 
-MARKED = re.compile(r"(<!-- table: summary -->\n).*?(<!-- end -->)", re.S)
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
+PAGES = "README.md", "docs/float8.md"
+"""Those with marked tables."""
 PREFACE = """\
 # Results
 
@@ -296,9 +299,18 @@ def sizes_text(records: Sequence[Record]) -> str:
     return f"models, {span(counts)} tokens"
 
 
+def accuracy(records: Sequence[Record]) -> str:
+    """The errors of logits with float8 weights."""
+    return markdown(ACCURACY.rows(records))
+
+
+MARKS = {"summary": summary, "accuracy": accuracy}
+"""Marked tables by name."""
+
+
 def render(text: str, records: Sequence[Record]) -> str:
-    """A text with its marked table generated again."""
-    return MARKED.sub(lambda m: f"{m[1]}{summary(records)}\n{m[2]}", text)
+    """A text with its marked tables generated again."""
+    return MARKED.sub(lambda m: f"{m[1]}{MARKS[m[2]](records)}\n{m[3]}", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -309,10 +321,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--root", type=Path, default=ROOT, help="the folder of README.md and docs")
     add("--results", type=Path, default=RESULTS, help="the folder of the records")
     options = parser.parse_args(arguments)
-    readme, results = options.root / "README.md", options.root / "docs" / "results.md"
+    results, pages = options.root / "docs" / "results.md", map(Path, PAGES)
     try:
         records = list(load(options.results))
-        fresh = {readme: render(readme.read_text(), records), results: page(records)}
+        paths = [path for name in pages if (path := options.root / name).exists()]
+        fresh = {path: render(path.read_text(), records) for path in paths}
+        fresh[results] = page(records)
     except ValueError as error:
         parser.error(str(error))
     if options.figures:

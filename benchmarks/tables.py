@@ -113,6 +113,7 @@ CELLS: Mapping[str, Callable[[Record], Any]] = {
     "compiled_for": lambda r: "no GPU" if r.device == "none" else r.device,
     "compiled_schedule": lambda r: r.path.split()[0],
     "build_s": lambda r: r.build_ms / 1000,
+    "of_bf16": lambda r: r.error / r.bf16_error,
     "cubin_kib": lambda r: r.cubin_bytes // 1024,
 }
 """What a column may name in addition to the fields of records, or instead."""
@@ -222,6 +223,14 @@ STEP = "device | ranks | schedule | batch | context"
 STEP_KEY = by(
     "model world_size device schedule routing context batch steps_per_launch sampling"
 )
+ACCURACY = Table(
+    "Accuracy of float8 weights",
+    "float8_accuracy",
+    by("model outliers"),
+    "model | outliers: x {outliers} | float8: {error:.2e} | bf16: {bf16_error:.2e} | "
+    "float8 / bf16: {of_bf16:.2f} | quantization: {codes_error:.2e}",
+)
+"""Of docs/float8.md."""
 TABLES = (
     Table(
         "Decode step",

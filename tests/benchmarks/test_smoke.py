@@ -21,7 +21,9 @@ from benchmarks.decoder import Decoder
 from benchmarks.device import Device, open_device
 from benchmarks.harness import SMALL
 from benchmarks.protocol import failures
+from benchmarks.records import read
 from benchmarks.subjects import decode, soak
+from benchmarks.tables import ACCURACY
 from etc_dist.models import Model
 from etc_dist.settings import Settings
 from etc_dist.world import start
@@ -82,6 +84,8 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(2, "matmul_reduce_scatter", marks=TWO),
         pytest.param(2, "all_gather_matmul", marks=TWO),
         pytest.param(2, "mlp --schedule dynamic", marks=TWO),
+        pytest.param(2, "float8_all_gather --seeds 1", marks=TWO),
+        pytest.param(2, "float8_reduce_scatter --seeds 1", marks=TWO),
         pytest.param(2, "random_mlp_ranks --seeds 1", marks=TWO),
         pytest.param(2, "all_reduce --seeds 1", marks=TWO),
         pytest.param(2, "all_reduce_norm --seeds 1", marks=TWO),
@@ -129,6 +133,18 @@ def test_a_benchmark_is_a_script(tmp_path: Path) -> None:
     )
     assert process.returncode == 0, process.stdout + process.stderr
     assert "bitwise_equal True" in process.stdout
+
+
+@pytest.mark.exhaustive
+def test_errors_of_float8_weights_are_recorded_without_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    assert (
+        run.main(["float8_accuracy", "--outliers", "100", "--record", str(path)]) == 0
+    )
+    _, record, _ = read(path)
+    assert 0 < record.error < 1.1 * record.bf16_error < record.codes_error
+    [row] = ACCURACY.rows([record])
+    assert row["outliers"] == "x 100"
 
 
 def test_the_cost_of_a_step_is_measured_without_a_gpu(
