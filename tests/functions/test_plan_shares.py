@@ -160,7 +160,9 @@ def emulator():
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-@pytest.mark.parametrize(("rows", "shares", "lists"), [(1, 6, 1), (70, 32, 2)])
+@pytest.mark.parametrize(
+    ("rows", "shares", "lists"), [(1, 6, 1), (70, 32, 2), (300, 66, 2)]
+)
 def test_both_bodies_plan_alike(rows, shares, lists, in_order, rng, emulator):
     for most, window in zip((2048, 1500), WINDOWS, strict=True):
         lengths = rng.integers(1, most, rows)
