@@ -59,6 +59,7 @@ class Routing:
         reads_before_wait: tuple[int, ...] = (),
         tile: Mapping[int, Operand] | None = None,
         constants: Mapping[str, float] | None = None,
+        starts: Mapping[str, tuple[int, int]] | None = None,
     ) -> DeviceFunction:
         """constants: in addition to those of the routing."""
         return DeviceFunction(
@@ -79,6 +80,7 @@ class Routing:
             gathers=gathers,
             reads_before_wait=reads_before_wait,
             tile={} if tile is None else tile,
+            starts=starts or {},
         )
 
     def group(self, number: Expr, size: Expr | int) -> Tile:

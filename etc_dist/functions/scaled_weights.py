@@ -71,6 +71,10 @@ class Scaling:
         """The region of the scales of a task."""
         return Operand((None, None), self.dtype, leading=True, by_element=True)
 
+    def operand_of(self, experts: int) -> Operand:
+        """Those of all experts."""
+        return Operand((experts, None, None), self.dtype, by_element=True)
+
     @property
     def constants(self) -> dict[str, int]:
         """What the CUDA half reads: rows of w share scales in groups of 1 <<
@@ -118,6 +122,16 @@ BLOCKS = Scaling(PER_BLOCK, "float32")
 """That of decoders."""
 
 
+def multiply_rows(
+    scaling: Scaling | None, x: Any, w: Any, scales: Any, expert: int, first_row: int
+) -> Any:
+    """x [m, k] @ w[expert].T in fp32. scaling: if w has codes, with scales of all of
+    the experts; then w begins with row `first_row` of the weights."""
+    if scaling is None:
+        return x.astype(np.float32) @ w[expert].astype(np.float32).T
+    return scaling.multiply(x, w[expert], scales[expert], first_row)
+
+
 class ScaledTensor(NamedTuple):
     """The tensors of a weight, or of a stack of weights: codes [..., n, k], and their
     scales. Or of activations: codes [..., m, k], and scales [..., m, ceil(k / 128)]."""
@@ -152,6 +166,18 @@ def weight_input(
         return g.input(name, (*stack, *weight_shape(w_layout, n, k)), dtype)
     scales = g.input(scales_name(name), (*stack, *scaling.shape(n, k)), scaling.dtype)
     return ScaledTensor(g.input(name, (*stack, n, k), E4M3), scales)
+
+
+def row_regions(
+    w: Tensor | ScaledTensor, place: Place, rows: Sequence[Any]
+) -> list[Region]:
+    """The regions of spans of rows of a weight in a stack, such as gate and up that
+    share one; then those of the scales of each, if it has any."""
+    codes = w.codes if isinstance(w, ScaledTensor) else w
+    regions = [codes[(*place, of_rows, slice(None))] for of_rows in rows]
+    if isinstance(w, ScaledTensor):
+        regions += [w.scales[(*place, slice(None), slice(None))]] * len(rows)
+    return regions
 
 
 def weight_regions(

@@ -257,7 +257,8 @@ class Tiles:
         may_have_no_rows: some tasks have none; these load nothing."""
         self._check_gated(epilogue)
         self._check_mirrors(epilogue)
-        self._check_wide(epilogue)
+        if any(shape.is_wide for shape in self._shapes):
+            self._check_rounds(epilogue)
         self._require_tile(epilogue.gated)
         if is_part:
             self._check_parts(epilogue)
@@ -404,16 +405,15 @@ class Tiles:
                 fix="pass has_peers=True to all Tiles of the program",
             )
 
-    def _check_wide(self, epilogue: Epilogue) -> None:
-        rounds = not (epilogue.reads or epilogue.writes or epilogue.dtype)
-        if rounds or not any(shape.is_wide for shape in self._shapes):
+    def _check_rounds(self, epilogue: Epilogue) -> None:
+        if not (epilogue.reads or epilogue.writes or epilogue.dtype):
             return
         raise GraphError(
-            "wide tiles do not have the epilogue",
+            "tiles with as many rows as their tasks do not have the epilogue",
             where=f"Tiles({self._name!r}).matmul()",
             wanted="an epilogue that only rounds: store, swiglu or activated(...)",
             got=str(epilogue),
-            fix=f"choose such an epilogue, or tiles below {WIDE_COLUMNS} columns",
+            fix=f"choose such an epilogue, or other tiles below {WIDE_COLUMNS} columns",
         )
 
     def _check_parts(self, epilogue: Epilogue) -> None:

@@ -1,10 +1,12 @@
 """Matrix multiplication on tiles with as many rows of x as each task has, such as those
-of experts; CUDA half in `kernels/functions/wide_tile.cuh`, for more than a few rows.
+of experts; CUDA half in `kernels/functions/wide_tile.cuh`, for more than a few rows by
+weights of 16 bits.
 
 A tile without rows is not computed. Sums are in fp32."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.epilogue import Epilogue, store
-from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.scaled_weights import E4M3, SCALINGS, Scaling
+from etc_dist.functions.tile_matmul import Tiles, chosen
 from etc_dist.functions.tile_shape import TileShape
 from etc_dist.functions.weight_layouts import STAGE_K, two_byte
 from etc_dist.ir import (
@@ -22,8 +25,7 @@ from etc_dist.ir import (
     Graph,
     Operand,
     TmaBox,
-    equal,
-    select,
+    minimum,
 )
 from etc_dist.ir.expr import wrap
 from etc_dist.ir.function import COMPUTE, GATHER, LOAD, STORE
@@ -32,6 +34,10 @@ WIDE = TileShape(144, 256, swapped=True)
 """The largest tile."""
 NARROW = TileShape(16, 128, swapped=True)
 """The tile for few rows, with which more workers read weights."""
+FEW_SCALED, SOME_SCALED, MANY_SCALED = (
+    TileShape(rows, 128, swapped=True, scaled=True) for rows in (16, 32, 128)
+)
+"""Those of float8 weights. The first adds k in another order than the others."""
 DEPTH = Extent(name="k", multiple=2 * STAGE_K, not_empty=True)
 """k, or a part of it, which ends where a stage of NARROW does."""
 STAGE_BYTES = WIDE.stage_bytes
@@ -41,38 +47,62 @@ ROLES = (LOAD, COMPUTE, STORE)
 ROW_BOX, GATHERED_BOX = TmaBox(16, STAGE_K, large=64), TmaBox(1, STAGE_K)
 
 
+def shapes_of_rows(w_layout: str, *, in_order: bool = False) -> Sequence[TileShape]:
+    """The shapes for weights of a layout, by rows. in_order: those that all add k in
+    one order."""
+    if w_layout not in SCALINGS:
+        return NARROW, WIDE
+    return (*([] if in_order else [FEW_SCALED]), SOME_SCALED, MANY_SCALED)
+
+
 class RowTiles(Tiles):
-    """Tiles of up to 144 rows of x by 256 columns, or, if `is_few` is 1, of up to 16 by
-    128. Each has as many rows as its task, which the caller bounds. most_columns: rows
-    of w in a task, half as many if `is_few`. Stages have STAGE_BYTES."""
+    """Tiles for tasks with up to `most_rows` rows of x, a number that differs between
+    runs: of the first shape of `shapes_of_rows` that has so many, or of the last one.
+    Each has as many rows as its task, which the caller bounds.
+
+    most_columns: rows of w in a task at most. If there are as few rows as NARROW has,
+    half as many. w_layout: "nk", or one of SCALINGS. Stages have STAGE_BYTES."""
 
     def __init__(
         self,
         g: Graph,
         name: str,
-        is_few: Expr | int = 0,
+        most_rows: Expr | int = WIDE.rows,
         most_columns: int = WIDE.columns,
         *,
         gated: bool = False,
+        w_layout: str = "nk",
+        in_order: bool = False,
     ) -> None:
-        self._is_few, self._most_columns = equal(is_few, 1), most_columns
-        columns = None
-        if most_columns <= WIDE.columns // 2 and not gated:  # half of a tile is loaded
+        shapes = shapes_of_rows(w_layout, in_order=in_order)
+        self._most_columns, columns = most_columns, None
+        is_half = most_columns <= WIDE.columns // 2 and not gated
+        if is_half and w_layout == "nk":  # half of a tile is loaded
             columns = g.let(f"{name}_columns", wrap(WIDE.columns // 2))
+        number = wrap(0)
+        for shape in shapes[:-1]:
+            number += minimum(1, most_rows // (shape.rows + 1))
         super().__init__(
             g,
             name,
-            1 - wrap(is_few),
-            (NARROW, WIDE),
+            g.let(f"{name}_shape", number),
+            shapes,
+            w_layout=w_layout,
             columns=columns,
             stage_bytes=STAGE_BYTES,
         )
 
     def task_columns(self, *, gated: bool = False) -> Expr:
         """Columns of y of a task."""
-        most = self._most_columns // 2 if gated else self._most_columns
-        value = select(self._is_few, -(-most // 2), most)
-        return self._let("task_columns", value)
+        share = 2 if gated else 1
+        most = self._most_columns // share
+        widths = [
+            min(most, shape.columns // share) if self._scaling is not None else most
+            for shape in self._shapes
+        ]
+        if self._scaling is None:
+            widths[0] = -(-most // 2)
+        return self._let("task_columns", chosen(self._shape, tuple(widths)))
 
     def matmul_rows(
         self,
@@ -83,16 +113,23 @@ class RowTiles(Tiles):
         is_biased: bool = False,
     ) -> DeviceFunction:
         """x [rows, k], w [columns, k] in `dtype` -> y [rows, columns], or gate and up,
-        as `matmul`. is_biased: biases [columns] of each weight follow the weights,
-        and are added to the sums. gathers: the rows of x [any, k] that a further array
-        names, numbers [rows] (int32), the last read.
+        as `matmul`; of scaled weights the scales of each follow. is_biased: biases
+        [columns] of each weight are next, and are added to the sums. gathers: the rows
+        of x [any, k] that a further array names, numbers [rows] (int32), the last read.
+
+        Gate and up may be rows of one matrix, with the same scales.
 
         Raises GraphError for an epilogue that does not only round."""
+        self._check_rounds(epilogue)
         function = self.matmul(dtype, epilogue, may_have_no_rows=True)
-        element = two_byte(dtype)
-        rows = Extent(name="rows", most=WIDE.rows)
-        columns = Extent(name="columns", most=WIDE.columns // epilogue.weights)
-        w = Operand((columns, DEPTH), element, leading=True)
+        element, num_weights = two_byte(dtype), epilogue.weights
+        most_rows = max(shape.rows for shape in self._shapes)
+        most_columns = max(shape.columns for shape in self._shapes)
+        rows = Extent(name="rows", most=most_rows)
+        columns = Extent(name="columns", most=most_columns // num_weights)
+        code = element if self._scaling is None else E4M3
+        w = Operand((columns, DEPTH), code, leading=True)
+        scales = [] if self._scaling is None else [self._scaling.operand] * num_weights
         bias = Operand((columns,), element, leading=True)
         y = Operand((rows, replace(columns, begins=8)), element, leading=True)
         x, box, numbers = Operand((rows, DEPTH), element), ROW_BOX, list[Operand]()
@@ -100,16 +137,18 @@ class RowTiles(Tiles):
             every = Extent(begins=0), Extent(name="k", whole=True)
             x, box = Operand(every, element), GATHERED_BOX
             numbers = [Operand((rows,), "int32")]
-        weights = [w] * epilogue.weights
-        operands = [x, *weights, *[bias] * (len(weights) * is_biased), *numbers, y]
+        biases = [bias] * (num_weights * is_biased)
+        operands = [x, *[w] * num_weights, *scales, *biases, *numbers, y]
+        starts = {"first_row": (1, -2), "up_row": (num_weights, -2)}
         return replace(
             function,
-            body=partial(_multiply, epilogue, is_biased),
+            body=partial(_multiply, epilogue, self._scaling, is_biased),
             reads=len(operands) - 1,
             roles=(*ROLES, *[GATHER] * gathers),
             boxes={**function.boxes, 0: box},
             tile=dict(enumerate(operands)),
             gathers=(0,) if gathers else (),
+            starts=starts if scales else {},
             constants={
                 **function.constants,
                 "kOwnRows": 1,
@@ -119,19 +158,34 @@ class RowTiles(Tiles):
 
 
 def _multiply(
-    epilogue: Epilogue, is_biased: bool, x: Any, *arrays: Any, packed_tile: int
+    epilogue: Epilogue,
+    scaling: Scaling | None,
+    is_biased: bool,
+    x: Any,
+    *arrays: Any,
+    packed_tile: int,
+    first_row: int = 0,
+    up_row: int = 0,
 ) -> None:
     *inputs, y = arrays
     if not y.size:
         return
-    weights, inputs = inputs[: epilogue.weights], inputs[epilogue.weights :]
-    biases = [0] * len(weights)
-    if is_biased:
-        biases, inputs = inputs[: len(weights)], inputs[len(weights) :]
+
+    def take(is_there: bool) -> list[Any]:
+        """The next array of each weight."""
+        count = epilogue.weights if is_there else 0
+        return [inputs.pop(0) for _ in range(count)]
+
+    weights = take(True)
+    scales, biases = take(scaling is not None), take(is_biased)
     rows = x[inputs[0]] if inputs else x
     wide = rows.astype(np.float32)
-    sums = [
-        wide @ w.astype(np.float32).T + np.asarray(bias, np.float32)
-        for w, bias in zip(weights, biases, strict=True)
-    ]
+    if scaling is None:
+        sums = [wide @ w.astype(np.float32).T for w in weights]
+    else:
+        starts = (first_row, up_row)[: len(weights)]
+        of_weights = zip(weights, scales, starts, strict=True)
+        sums = [scaling.multiply(wide, *of_weight) for of_weight in of_weights]
+    for sums_of_weight, bias in zip(sums, biases, strict=False):
+        sums_of_weight += bias.astype(np.float32)
     epilogue.half.body(*sums, y)

@@ -19,13 +19,10 @@ from etc_dist.layers.moe_few_tokens import (
 )
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.layers.sparse_block import read_sparse_block
-from etc_dist.ops.argument_table import ArgumentTable, Known
+from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.deterministic import BATCH
-from etc_dist.ops.operation import (
-    Candidate,
-    Operation,
-    shapes_up_to,
-)
+from etc_dist.ops.operation import Candidate, Operation, shapes_up_to
+from etc_dist.ops.scaled_weight import ScaledWeight
 from etc_dist.world import World
 
 __all__ = ["MoE", "moe_graph"]
@@ -36,6 +33,8 @@ SHARED_ARRAYS = (
     "shared_down [hidden, shared_inner]",
     "shared_gate [hidden]",
 )
+SCALABLE = "gate_up", "down", "shared_gate_up", "shared_down"
+"""The weights that may be of float8, all of them."""
 MAX_CHOICES = 16
 PACKED_INNER = 4096
 """The smallest inner width of a rank for which rows are first copied to their tiles.
@@ -46,7 +45,8 @@ class SharedMoE(Operation):
     """`MoE` with the weights as arguments, so that layers of one shape share a program
     and its buffers: `call((x, router, gate_up, down, ...), out, stream)`; the biases of
     the router and of experts follow, where there are any, and the shared expert's
-    arrays. hidden, inner, shared_inner: a rank's widths."""
+    arrays. hidden, inner, shared_inner: a rank's widths. is_scaled: the weights of
+    experts are ScaledWeights."""
 
     packed_inner = PACKED_INNER
     """The smallest inner width for copies of rows."""
@@ -60,6 +60,7 @@ class SharedMoE(Operation):
         parallel: str,
         shared_inner: int = 0,
         has_count: bool = False,
+        is_scaled: bool = False,
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
@@ -76,19 +77,21 @@ class SharedMoE(Operation):
         dims = {"experts": num_experts, "hidden": hidden, "inner": inner}
         if mixture.shared:
             dims["shared_inner"] = shared_inner
-        self.known = Known(dims, self.known.dtype)
-        # Inner columns of a token.
-        token_columns = mixture.router.top_k * inner + shared_inner
-        most = most_tokens(1, hidden, token_columns) if world.size == 1 else 0
-        if deterministic == BATCH or mixture.has_biases:
-            most = 0
+        self.known = replace(self.known, dims=dims)
+        most = 0
+        if world.size == 1 and deterministic != BATCH and not mixture.has_biases:
+            # Inner columns of a token.
+            token_columns = mixture.router.top_k * inner + shared_inner
+            most = most_tokens(1, hidden, token_columns, is_scaled=is_scaled)
         self.mixture, self.parallel, self.has_count = mixture, parallel, has_count
         self.few_tokens = min(few_tokens, most)
         self.options = {
             "mixture": mixture,
             "has_count": has_count,
             "parallel": parallel,
+            "is_scaled": is_scaled,
             "dtype": self.known.dtype,
+            "w_layout": self.known.w_layout,
             "few_tokens": self.few_tokens,
         }
         super().__init__(
@@ -103,6 +106,7 @@ class SharedMoE(Operation):
         mixture: Mixture | None = None,
         parallel: str = "",
         has_count: bool = False,
+        is_scaled: bool = False,
         **options: Any,
     ) -> ArgumentTable:
         """Internal: a rank's own tokens, or those of all, and its own experts."""
@@ -122,8 +126,15 @@ class SharedMoE(Operation):
         ]
         output = f"out [{tokens}, hidden]"
         own_dim = tokens if parallel == "expert" and ranks > 1 else ""
+        scalable = SCALABLE if mixture.shared else SCALABLE[:2]
         return ArgumentTable(
-            cls.__name__, ranks, inputs, output, empty=tokens, own_dim=own_dim
+            cls.__name__,
+            ranks,
+            inputs,
+            output,
+            scalable=scalable if is_scaled else (),
+            empty=tokens,
+            own_dim=own_dim,
         )
 
     def candidates(self) -> list[Candidate]:
@@ -133,7 +144,7 @@ class SharedMoE(Operation):
         options = {"parallel": self.parallel, "packs": packs, **self.sizes}
         options |= {"has_count": self.has_count}
         if self.deterministic == BATCH:
-            options["tiles_logits"] = False
+            options["in_order"] = True
         many = Candidate(
             moe_graph, {**mixture, **options}, over_hosts=self.parallel == "expert"
         )
@@ -188,6 +199,12 @@ class MoE(SharedMoE):
     parallel="tensor" gate_up_bias [E, 2 I / W] is the rank's, and each rank adds its
     down_bias: pass zeros on all but one. few_tokens is then 0.
 
+    gate_up, down and those of `shared` may all be `ScaledWeight`s, with scales of one
+    kind and dtype; router, shared_gate and biases then have the dtype of x. Scales of
+    blocks are those of gate_up as one matrix of 2 I rows, of a rank's shard: where I is
+    no multiple of 128, a block has rows of gate and of up. On GPUs H and I are
+    multiples of 16.
+
     Logits, weights and sums are in fp32, activations and expert results are rounded
     once each: the same bits on every run.
 
@@ -239,6 +256,8 @@ class MoE(SharedMoE):
                 expert_biases,
             )
         options: dict[str, Any] = {"parallel": parallel, "has_count": has_count}
+        of_experts = gate_up, down, *arrays[-1]
+        options["is_scaled"] = any(isinstance(w, ScaledWeight) for w in of_experts)
         self._hold(
             world, router, gate_up, down, *chain(*arrays), mixture=mixture, **options
         )

@@ -15,6 +15,7 @@ from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.down_token import down_token
 from etc_dist.functions.gate_up_token import gate_up_token
 from etc_dist.functions.routing import Mixture, Routing
+from etc_dist.functions.scaled_weights import SCALINGS, ScaledTensor
 from etc_dist.functions.score_token import score_token
 from etc_dist.ir import (
     EventTensor,
@@ -29,7 +30,13 @@ from etc_dist.ir import (
     span,
     tile,
 )
-from etc_dist.layers.moe_steps import SCORE_TASKS, add_biases, add_inputs, add_logits
+from etc_dist.layers.moe_steps import (
+    SCORE_TASKS,
+    Weight,
+    add_biases,
+    add_inputs,
+    add_logits,
+)
 from etc_dist.layers.shared_expert import add_inputs_of_shared, shared_routing
 
 FEW_BYTES = 350_000_000
@@ -47,9 +54,10 @@ SCORED = 8
 SCORE_TASKS tasks: a worker alone reads slowly."""
 
 
-def most_tokens(top_k: int, hidden: int, inner: int) -> int:
-    """Tokens at most for which this graph is the better one."""
-    read = top_k * 3 * hidden * inner * 2
+def most_tokens(top_k: int, hidden: int, inner: int, *, is_scaled: bool = False) -> int:
+    """Tokens at most for which this graph is the better one. is_scaled: weights are of
+    float8."""
+    read = top_k * 3 * hidden * inner * (1 if is_scaled else 2)
     return min(FEW_TOKENS, FEW_BYTES // read)
 
 
@@ -62,6 +70,7 @@ def moe_few_tokens_graph(
     product_tasks: int = PRODUCT_TASKS,
     score_tasks: int = SCORE_TASKS,
     prefetch_bytes: int = PREFETCH_BYTES,
+    w_layout: str = "nk",
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden], as `moe_graph` on one rank.
 
@@ -73,7 +82,9 @@ def moe_few_tokens_graph(
     before they wait.
 
     A shared expert is a mixture of one expert, whose weighted rows are added to those
-    of the others. Raises ArgumentError for biases of experts."""
+    of the others. w_layout: as of `moe_graph`.
+
+    Raises ArgumentError for biases of experts."""
     if mixture.has_biases:
         raise ArgumentError(
             "the program for few tokens has no biases of experts",
@@ -84,14 +95,17 @@ def moe_few_tokens_graph(
         )
     tokens, hidden, inner = g.dims("tokens hidden inner")
     routing, shared = mixture.routing(dtype), mixture.shared
-    x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
+    x, router, gate_up, down = add_inputs(
+        g, routing, tokens, hidden, inner, w_layout=w_layout
+    )
     biases = add_biases(g, routing)
     y = g.output("y", (tokens, hidden), dtype)
     tasks = g.let("token_tasks", maximum(1, product_tasks // tokens))
     logits, routed = _score(g, routing, x, router, score_tasks)
     columns = g.let("down_columns", 2 * ceildiv(hidden, 2 * tasks))
     # Divisions: a product of sizes might not fit 32 bits.
-    fits = minimum(1, prefetch_bytes // (2 * routing.top_k) // hidden // inner)
+    rows_bytes = routing.top_k * (1 if w_layout in SCALINGS else 2)
+    fits = minimum(1, prefetch_bytes // rows_bytes // hidden // inner)
     token_experts = _TokenExperts(
         g,
         routing,
@@ -104,6 +118,7 @@ def moe_few_tokens_graph(
         g.let("prefetches", fits * (1 // tokens)),
         mixture.activation,
         biases,
+        w_layout=w_layout,
     )
     choices = token_experts.choose(logits, routed)
     if not shared:
@@ -111,7 +126,7 @@ def moe_few_tokens_graph(
         token_experts.add_up(choices, active, y)
         return
     routing_of_shared = shared_routing(routing, shared)
-    _, gate_up, down, gate = add_inputs_of_shared(g, dtype, shared, hidden)
+    _, gate_up, down, gate = add_inputs_of_shared(g, dtype, shared, hidden, w_layout)
     expert = replace(
         token_experts,
         routing=routing_of_shared,
@@ -172,8 +187,8 @@ class _TokenExperts:
     g: Graph
     routing: Routing
     tokens: Expr
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
     tasks: Expr
     columns: Expr
     blocks: Expr
@@ -181,6 +196,7 @@ class _TokenExperts:
     activation: Activation
     biases: Sequence[Region] = ()
     name: str = ""
+    w_layout: str = "nk"
 
     def choose(
         self, logits: Tensor, routed: EventTensor
@@ -223,15 +239,18 @@ class _TokenExperts:
         num_columns = minimum(width, inner - first)
         share = ceildiv(hidden, num_blocks) * self.prefetches
         share = g.let(f"{self.name}prefetched_rows", share)
+        gate_up, scales = _parts(self.gate_up)
+        down, _ = _parts(self.down)
         g.call(
-            gate_up_token(routing, self.activation),
+            gate_up_token(routing, self.activation, SCALINGS.get(self.w_layout)),
             grid,
             name=f"{self.name}gate_up_token",
             reads=[
                 x[token, :],
                 logits[token, span(0, routing.experts)],
-                *(self.gate_up[:, span(n + first, num_columns), :] for n in (0, inner)),
-                self.down[:, span(minimum(hidden, j * share), share), :],
+                *(gate_up[:, span(n + first, num_columns), :] for n in (0, inner)),
+                down[:, span(minimum(hidden, j * share), share), :],
+                *scales,
                 *self.biases,
             ],
             writes=[active[token, :, span(first, num_columns)]],
@@ -255,18 +274,28 @@ class _TokenExperts:
         g, (ids, weights, picked), (rows, activated) = self.g, choices, active
         m, j = grid = g.grid(m=self.tokens, j=self.blocks)
         token, of_block = span(m, 1), tile(j, self.columns)
+        down, scales = _parts(self.down)
+        scaling = SCALINGS.get(self.w_layout)
         g.call(
-            down_token(self.routing, adds=addend is not None),
+            down_token(self.routing, adds=addend is not None, scaling=scaling),
             grid,
             name=f"{self.name}down_token",
             reads=[
                 ids[token, :],
                 weights[token, :],
                 rows[token, :, :],
-                self.down[:, of_block, :],
+                down[:, of_block, :],
+                *scales,
                 *([] if addend is None else [addend[token, of_block]]),
             ],
             writes=[y[token, of_block]],
             waits=[picked[m], activated[m]],
             notifies=[] if end_events is None else [end_events[m]],
         )
+
+
+def _parts(w: Weight) -> tuple[Tensor, list[Region]]:
+    """The elements or codes of weights, and the region of their scales, if any."""
+    if isinstance(w, ScaledTensor):
+        return w.codes, [w.scales[:, :, :]]
+    return w, []

@@ -9,7 +9,8 @@ from etc_dist.functions.expect_in_range import expect_in_range
 from etc_dist.functions.mark_experts import mark_experts
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Mixture, Routing
-from etc_dist.functions.wide_tile import WIDE
+from etc_dist.functions.scaled_weights import ScaledTensor, weight_input
+from etc_dist.functions.wide_tile import WIDE, shapes_of_rows
 from etc_dist.ir import (
     EventRef,
     EventTensor,
@@ -32,6 +33,7 @@ from etc_dist.layers.moe_exchange import (
 from etc_dist.layers.moe_steps import (
     Choices,
     Sizes,
+    Weight,
     add_choices,
     add_inputs,
     add_places,
@@ -60,11 +62,14 @@ def moe_graph(
     dtype: str = "bfloat16",
     parallel: str = "tensor",
     sizes: Sizes | None = None,
-    tiles_logits: bool = True,
+    in_order: bool = False,
     packs: bool = False,
     has_count: bool = False,
+    w_layout: str = "nk",
 ) -> None:
-    """x [tokens, hidden] -> y [tokens, hidden], both and all weights of `dtype`.
+    """x [tokens, hidden] -> y [tokens, hidden], both and all weights of `dtype`, or
+    those of experts, also of a shared one, in float8 with scales: one of SCALINGS as
+    `w_layout`.
 
     router [experts, hidden]; gate_up [experts, 2 inner, hidden], gate's rows first;
     down [experts, hidden, inner]. The router selects each token's experts. Each
@@ -86,7 +91,7 @@ def moe_graph(
     on several ranks, only the first of a rank's rows are tokens, as many as its input
     count [1] says; other rows of y have no meaning.
 
-    sizes: those of tiles, and the numbers of tasks."""
+    sizes: those of tiles, and the numbers of tasks. in_order: as of `Sizes`."""
     if sizes is None:
         is_wide = packs and parallel == "expert"
         of_ranks = OF_PARTS if is_wide else Sizes(passes=PARALLEL_PASSES)
@@ -94,10 +99,11 @@ def moe_graph(
     sizes = replace(
         sizes,
         mixture=mixture,
-        tiles_logits=tiles_logits,
+        in_order=in_order,
         packs=packs,
         has_count=has_count and parallel == "expert" and g.world_size > 1,
     )
+    sizes = _with_layout(sizes, w_layout)
     routing = mixture.routing(dtype, sizes.block, sizes.tile_rows)
     if g.world_size == 1:
         _one_rank(g, routing, sizes)
@@ -106,6 +112,15 @@ def moe_graph(
     else:
         expect_choice(parallel, PARALLEL, "parallel")
         _expert_parallel(g, routing, sizes)
+
+
+def _with_layout(sizes: Sizes, w_layout: str) -> Sizes:
+    """The sizes for weights of a layout."""
+    if w_layout == "nk":
+        return sizes
+    most = max(shape.rows for shape in shapes_of_rows(w_layout))
+    tile_rows = min(sizes.tile_rows, most)
+    return replace(sizes, w_layout=w_layout, tile_rows=tile_rows)
 
 
 @graph_function
@@ -117,13 +132,15 @@ def chosen_experts_graph(
     dtype: str = "bfloat16",
     sizes: Sizes | None = None,
     packs: bool = False,
+    w_layout: str = "nk",
 ) -> None:
     """`moe_graph` on one rank for tokens whose experts are chosen already: ids in int32
     and weights in fp32, both [tokens, top_k]. The ids of a token are all different,
     except for NONE, which stands for no expert. Any other id ends the run with an
-    error."""
+    error. A token has the same bits for any number of tokens."""
     mixture = Mixture(experts, Router(top_k))
-    sizes = replace(sizes or Sizes(), mixture=mixture, packs=packs)
+    sizes = replace(sizes or Sizes(), mixture=mixture, packs=packs, in_order=True)
+    sizes = _with_layout(sizes, w_layout)
     block = sizes.block
     routing = replace(mixture.routing(dtype, block, sizes.tile_rows), has_none=True)
     tokens, hidden, inner = g.dims("tokens hidden inner")
@@ -134,8 +151,11 @@ def chosen_experts_graph(
         g.input("weights", (tokens, top_k), "float32"),
         g.local("chosen", (experts, num_blocks), "int32"),
     )
-    gate_up = g.input("gate_up", (experts, 2 * inner, hidden), dtype)
-    down = g.input("down", (experts, hidden, inner), dtype)
+    shapes = {"gate_up": (2 * inner, hidden), "down": (hidden, inner)}
+    gate_up, down = (
+        weight_input(g, name, w_layout, *shape, dtype, (experts,))
+        for name, shape in shapes.items()
+    )
     y = g.output("y", (tokens, hidden), dtype)
     marked = g.events("marked", (1,), expects=num_blocks)
     wrong = g.local("wrong", (num_blocks,), "int32")
@@ -147,16 +167,16 @@ def chosen_experts_graph(
         writes=[choices.token_bits[:, b], wrong[span(b, 1)]],
         notifies=[marked[0]],
     )
+    codes = gate_up.codes if isinstance(gate_up, ScaledTensor) else gate_up
     (b,) = grid = g.grid(b=num_blocks)
     g.call(
         expect_in_range(),
         grid,
         name="expert_exists",
-        reads=[gate_up[wrong.load(b), 0, 0]],
+        reads=[codes[wrong.load(b), 0, 0]],
         waits=[marked[0]],
     )
-    weights = gate_up, down
-    rows = _multiply(g, routing, sizes, x, choices, marked[0], weights)
+    rows = _multiply(g, routing, sizes, x, choices, marked[0], (gate_up, down))
     _combine(g, routing, sizes, rows, y)
 
 
@@ -167,7 +187,7 @@ def _multiply(
     x: Tensor,
     choices: Choices,
     routed: EventRef,
-    weights: tuple[Tensor, Tensor],
+    weights: tuple[Weight, Weight],
 ) -> ExpertRows:
     """Add the tiles of the experts of this rank's tokens x, and their products by gate
     and up, and by down."""
@@ -187,12 +207,13 @@ def _route(
     [num_own, hidden]."""
     hidden, inner = g.dims("hidden inner")
     num_blocks = g.let("blocks", ceildiv(tokens, routing.block))
-    x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
+    x, router, gate_up, down = add_inputs(
+        g, routing, tokens, hidden, inner, w_layout=sizes.w_layout
+    )
     y = g.output("y", (num_own, hidden), routing.dtype)
     routed = g.events("routed", (1,), expects=num_blocks)
     choices = add_choices(g, routing, x, router, num_blocks, routed, sizes)
-    weights = gate_up, down
-    return _multiply(g, routing, sizes, x, choices, routed[0], weights), y
+    return _multiply(g, routing, sizes, x, choices, routed[0], (gate_up, down)), y
 
 
 def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
@@ -245,7 +266,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     padded = g.let("padded", num_blocks * routing.block)
     own_routing = replace(routing, experts=routing.experts // world, split=True)
     x, router, gate_up, down = add_inputs(
-        g, routing, own_tokens, hidden, inner, own_routing.experts
+        g, routing, own_tokens, hidden, inner, own_routing.experts, sizes.w_layout
     )
     y = g.output("y", (own_tokens, hidden), routing.dtype)
 

@@ -15,6 +15,7 @@ from etc_dist.functions.pack_rows import PACKED_ROWS, TENSOR_ROWS, pack_rows
 from etc_dist.functions.plan_tiles import TOGETHER, plan_tiles
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import BLOCK, PADDING, TILE_ROWS, Mixture, Routing
+from etc_dist.functions.scaled_weights import ScaledTensor, row_regions, weight_input
 from etc_dist.functions.score_experts import GROUP_EXPERTS, score_experts
 from etc_dist.functions.tile_matmul import Tiles
 from etc_dist.functions.tile_shape import TileShape
@@ -52,9 +53,7 @@ PART_GROUPS, PARTS = 2, 4
 for its copied rows. The last one has all further groups. The tensor lane copies the
 rows of the first one, since the first projection waits for it."""
 ONE_EXPERT = Mixture(1, Router(1))
-MANY_TOKENS = 17
-"""With fewer, a task has half as many columns, so that more workers read weights. Where
-ranks exchange tokens, their capacity counts."""
+Weight = Tensor | ScaledTensor
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,11 @@ class Sizes:
     score_tasks: int = SCORE_TASKS
     combined: int = 256
     """Columns that a warp combines in one step."""
-    tiles_logits: bool = True
-    """Whether the logits of many tokens are computed in tiles, which add k in another
-    order."""
+    in_order: bool = False
+    """Whether each sum adds k in one order for any number of tokens. Otherwise the
+    logits of many are computed in tiles, and float8 weights of few by other ones."""
+    w_layout: str = "nk"
+    """Of the weights of experts: "nk", or one of SCALINGS for float8 with scales."""
     packs: bool = False
     """Whether rows of x are first copied to their tiles. Otherwise each task of the
     first projection gathers its own, which is slower if an expert has many columns."""
@@ -143,14 +144,15 @@ def add_inputs(
     hidden: Expr,
     inner: Expr,
     own_experts: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    w_layout: str = "nk",
+) -> tuple[Tensor, Tensor, Weight, Weight]:
     """x, router, gate_up, down; gate_up and down have `own_experts` if given."""
-    dtype, experts = routing.dtype, own_experts or routing.experts
+    dtype, stack = routing.dtype, (own_experts or routing.experts,)
     return (
         g.input("x", (tokens, hidden), dtype),
         g.input("router", (routing.experts, hidden), dtype),
-        g.input("gate_up", (experts, 2 * inner, hidden), dtype),
-        g.input("down", (experts, hidden, inner), dtype),
+        weight_input(g, "gate_up", w_layout, 2 * inner, hidden, dtype, stack),
+        weight_input(g, "down", w_layout, hidden, inner, dtype, stack),
     )
 
 
@@ -224,13 +226,13 @@ def add_choices(
     num_groups = g.let("score_groups", ceildiv(experts, size))
     # 1 if logits are computed in tiles, else 0.
     tiled = g.let(
-        "tiled", minimum(int(sizes.tiles_logits), blocks * num_groups // (most + 1))
+        "tiled", minimum(int(not sizes.in_order), blocks * num_groups // (most + 1))
     )
     expects = g.let("logit_tasks", num_groups + tiled * (wide - num_groups))
     scored = g.events("scored", (blocks,), expects=expects)
     groups_of = g.let("score_blocks", (1 - tiled) * blocks), num_groups, size
     add_scores(g, routing, x, Matrix(router), logits, groups_of, lambda b: scored[b])
-    if sizes.tiles_logits:
+    if not sizes.in_order:
         tiles = g.let("logit_tiles", tiled * ceildiv(blocks, TILE_BLOCKS))
         n, e = grid = g.grid(n=tiles, e=wide)
         of_tile = tile(n, TILE_BLOCKS * block)
@@ -332,13 +334,24 @@ def add_tiles(
 def row_tiles(
     g: Graph, sizes: Sizes, tokens: Expr, name: str = ""
 ) -> tuple[RowTiles, RowTiles]:
-    """The tiles of the first and of the second projection. name: the prefix of their
-    names."""
-    is_few = g.let(f"{name}few", 1 - minimum(1, tokens // MANY_TOKENS))
-    return (
-        RowTiles(g, f"{name}up", is_few, 2 * sizes.up_columns, gated=True),
-        RowTiles(g, f"{name}down", is_few, sizes.tile_columns),
+    """The tiles of the first and of the second projection. Where ranks exchange
+    `tokens`, their capacity counts. name: the prefix of their names."""
+    up, down = (
+        RowTiles(
+            g,
+            f"{name}{which}",
+            tokens,
+            columns,
+            gated=gated,
+            w_layout=sizes.w_layout,
+            in_order=sizes.in_order,
+        )
+        for which, columns, gated in (
+            ("up", 2 * sizes.up_columns, True),
+            ("down", sizes.tile_columns, False),
+        )
     )
+    return up, down
 
 
 def add_projections(
@@ -347,8 +360,8 @@ def add_projections(
     sizes: Sizes,
     x: Tensor,
     tiles: ExpertTiles,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Weight,
+    down: Weight,
     waits: Sequence[EventRef] = (),
 ) -> ExpertOutputs:
     """Add both projections. After `waits`, the first one gathers its rows of x, or they
@@ -402,7 +415,7 @@ def add_projections(
         values=of_down.values,
         reads=[
             active[span(row, size), :],
-            down[expert, of_column, :],
+            *row_regions(down, (expert,), [of_column]),
             *([] if down_bias is None else [down_bias[expert, of_column]]),
         ],
         writes=[outputs[span(row, size), of_column]],
@@ -419,7 +432,7 @@ def _project_up(
     of_up: RowTiles,
     x: Tensor,
     tiles: ExpertTiles,
-    gate_up: Tensor,
+    gate_up: Weight,
     bias: Tensor | None,
     active: Tensor,
     activated_events: EventTensor,
@@ -435,10 +448,10 @@ def _project_up(
     expert, row, size = tiles.of(r)
     start_column = j * up_columns
     width = minimum(up_columns, inner - start_column)
-    weights = [gate_up[expert, span(n + start_column, width), :] for n in (0, inner)]
+    halves = [span(n + start_column, width) for n in (0, inner)]
+    weights = row_regions(gate_up, (expert,), halves)
     if bias is not None:
-        for n in (0, inner):
-            weights.append(bias[expert, span(n + start_column, width)])
+        weights += [bias[expert, half] for half in halves]
     before: Sequence[EventRef] = waits
     if sizes.packs:
         packed, ready = _pack_rows(g, routing, x, tiles, waits)

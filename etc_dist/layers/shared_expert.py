@@ -9,6 +9,7 @@ from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.epilogue import activated
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import GATED, Routing
+from etc_dist.functions.scaled_weights import row_regions, weight_input
 from etc_dist.ir import (
     EventRef,
     Expr,
@@ -22,7 +23,13 @@ from etc_dist.ir import (
 )
 from etc_dist.ir.call import Grid
 from etc_dist.ir.tensor import Tile
-from etc_dist.layers.moe_steps import ExpertOutputs, Sizes, add_scores, row_tiles
+from etc_dist.layers.moe_steps import (
+    ExpertOutputs,
+    Sizes,
+    Weight,
+    add_scores,
+    row_tiles,
+)
 from etc_dist.ops.multiply import Matrix
 
 
@@ -84,13 +91,16 @@ class ExpertRows:
 
 
 def add_inputs_of_shared(
-    g: Graph, dtype: str, kind: str, hidden: Expr
-) -> tuple[Expr, Tensor, Tensor, Tensor | None]:
+    g: Graph, dtype: str, kind: str, hidden: Expr, w_layout: str = "nk"
+) -> tuple[Expr, Weight, Weight, Tensor | None]:
     """The inner width, gate_up, down, and the gate where there is one: a mixture of one
     expert."""
     inner = g.dims("shared_inner")
-    gate_up = g.input("shared_gate_up", (1, 2 * inner, hidden), dtype)
-    down = g.input("shared_down", (1, hidden, inner), dtype)
+    shapes = {"shared_gate_up": (2 * inner, hidden), "shared_down": (hidden, inner)}
+    gate_up, down = (
+        weight_input(g, name, w_layout, *shape, dtype, (1,))
+        for name, shape in shapes.items()
+    )
     has_gate = kind == GATED
     gate = g.input("shared_gate", (1, hidden), dtype) if has_gate else None
     return inner, gate_up, down, gate
@@ -109,7 +119,9 @@ def add_shared(g: Graph, routing: Routing, sizes: Sizes, x: Tensor) -> SharedRow
     if not kind:
         return SharedRows()
     (own_tokens, hidden), tokens = x.shape, g.largest(x.shape[0])
-    inner, gate_up, down, gate = add_inputs_of_shared(g, routing.dtype, kind, hidden)
+    inner, gate_up, down, gate = add_inputs_of_shared(
+        g, routing.dtype, kind, hidden, sizes.w_layout
+    )
     of_up, of_down = row_tiles(g, sizes, tokens, "shared_")
     up_columns, down_columns = of_up.task_columns(gated=True), of_down.task_columns()
     size = g.let("shared_tile_rows", minimum(routing.tile_rows, of_up.rows))
@@ -138,13 +150,13 @@ def add_shared(g: Graph, routing: Routing, sizes: Sizes, x: Tensor) -> SharedRow
 
     n, j = grid = g.grid(n=num_groups, j=wide)
     of_rows, width = tile(n, size), minimum(up_columns, inner - j * up_columns)
-    halves = [gate_up[0, span(k + j * up_columns, width), :] for k in (0, inner)]
+    halves = [span(k + j * up_columns, width) for k in (0, inner)]
     g.call(
         of_up.matmul_rows(routing.dtype, activated(sizes.mixture.activation)),
         grid,
         name="shared_gate_up_projection",
         values=of_up.values,
-        reads=[x[of_rows, :], *halves],
+        reads=[x[of_rows, :], *row_regions(gate_up, (0,), halves)],
         writes=[active[of_rows, span(j * up_columns, width)]],
         notifies=[activated_events[n]],
     )
@@ -155,7 +167,7 @@ def add_shared(g: Graph, routing: Routing, sizes: Sizes, x: Tensor) -> SharedRow
         grid,
         name="shared_down_projection",
         values=of_down.values,
-        reads=[active[of_rows, :], down[0, of_column, :]],
+        reads=[active[of_rows, :], *row_regions(down, (0,), [of_column])],
         writes=[rows[of_rows, of_column]],
         waits=[activated_events[n]],
         notifies=[done_events[0]],

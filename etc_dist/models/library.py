@@ -184,6 +184,11 @@ def _mixture_graphs() -> Iterator[tuple[str, GraphFunction]]:
         if dtype == DTYPES[0]:
             graph = moe_graph(1, mixture=mixture, dtype=dtype)
             yield f"{graph.name} {model} {dtype}", graph
+        per = PER_BLOCK if dtype == DTYPES[0] else PER_ROW
+        layout = Scaling(per, "float32").w_layout
+        for make in (moe_few_tokens_graph, moe_graph):
+            graph = make(1, mixture=mixture, dtype=dtype, w_layout=layout)
+            yield f"{graph.name} {model} float8 per {per} {dtype}", graph
         # An expert-parallel program has all functions of a tensor-parallel one.
         divisions = PARALLEL if dtype == DTYPES[0] else ("expert",)
         for parallel in divisions:

@@ -93,10 +93,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Known:
-    """Dims and dtype that are known from held arrays; no dtype if these are scaled."""
+    """Dims, dtype and layout of weights that are known from held arrays. If all of
+    these are scaled, no dtype is."""
 
     dims: Mapping[str, int] = field(default_factory=dict)
     dtype: str = ""
+    w_layout: str = "nk"
 
 
 @dataclass(frozen=True)
@@ -174,9 +176,12 @@ class ArgumentTable:
         dims: dict[str, int] = {}
         self._bind(shapes, arrays, dims)
         scaling = self._scaling(arrays)
-        dtype = self._dtype(arrays[shapes[0].name]) if scaling is None else ""
+        scaled = () if scaling is None else self._scalable
+        typed = (s.name for s in shapes if not s.dtype and s.name not in scaled)
+        first = next(typed, None)
+        dtype = "" if first is None else self._dtype(arrays[first])
         self._check(shapes, arrays, dims, dtype, device, scaling=scaling)
-        return Known(dims, dtype)
+        return Known(dims, dtype, "nk" if scaling is None else scaling.w_layout)
 
     def bind(
         self,

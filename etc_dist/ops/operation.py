@@ -104,11 +104,11 @@ class Operation:
     options: Mapping[str, Any] = {}
     """Internal: equal on all ranks, beside those that all operations have."""
     weights: tuple[Any, ...] = ()
-    """Internal: the last inputs of each call, if the operation holds them. If they have
+    """Internal: the last inputs of each call, if the operation holds them. If some have
     the dtype of the others, all candidates are compiled at once, otherwise each at its
     first call."""
     known = Known()
-    """Internal: dims and dtype that are the same in each call."""
+    """Internal: what is the same in each call."""
 
     def __init__(
         self,
@@ -138,7 +138,8 @@ class Operation:
             self._agree(_listed({name: agreed[name] for name in sorted(agreed)}))
             if self.weights and self.known.dtype:
                 for place in reversed(range(len(self._candidates))):
-                    self._compile(Kind(place, self.known.dtype, "nk"))
+                    dtype, w_layout = self.known.dtype, self.known.w_layout
+                    self._compile(Kind(place, dtype, w_layout))
 
     @classmethod
     def table(cls, ranks: int, **options: Any) -> ArgumentTable:

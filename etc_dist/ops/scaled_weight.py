@@ -38,7 +38,11 @@ class ScaledWeight(NamedTuple):
     each block of 128 x 128, as `weight_scale_inv` of Hugging Face; [N] or [N, 1], one
     for each row; or one element, for all.
 
-    `matmul`, the fused collectives and `MLP` take it in place of a weight.
+    Weights of experts are codes [E, N, K], with the scales of each expert: [E,
+    ceil(N / 128), ceil(K / 128)], [E, N] or [E, N, 1], or [E], [E, 1] or [E, 1, 1].
+
+    `matmul`, the fused collectives and `MLP` take it in place of a weight, and `MoE` in
+    place of those of experts.
     """
 
     codes: Any
@@ -69,17 +73,19 @@ def inspect_scaled(name: str, weight: ScaledWeight) -> dict[str, Array]:
 
 
 def scaling_of(codes: Array, scales: Array) -> Scaling:
-    """How a weight is scaled. ArgumentError for codes and scales that do not fit."""
-    if codes.dtype != E4M3 or len(codes.shape) != 2 or scales.dtype not in SCALE_DTYPES:
+    """How a weight is scaled, or those of experts. ArgumentError for codes and scales
+    that do not fit."""
+    is_fitting = len(codes.shape) in (2, 3) and scales.dtype in SCALE_DTYPES
+    if codes.dtype != E4M3 or not is_fitting:
         raise _misfit(codes, scales)
-    n, k = codes.shape
+    *stack, n, k = codes.shape
     shapes: dict[str, list[tuple[int, ...]]] = {
         PER_MATRIX: [(), (1,), (1, 1)],
         PER_BLOCK: [(-(-n // BLOCK), -(-k // BLOCK))],
         PER_ROW: [(n,), (n, 1)],
     }
     for per, accepted in shapes.items():
-        if scales.shape in accepted:
+        if scales.shape in [(*stack, *shape) for shape in accepted]:
             return Scaling(per, scales.dtype)
     raise _misfit(codes, scales)
 
@@ -90,7 +96,8 @@ def _misfit(codes: Array, scales: Array) -> ArgumentError:
         f"the scales of {name} do not fit its codes",
         where=f"the ScaledWeight {name}",
         wanted=f"codes [n, k] of {E4M3}, and scales of {' or '.join(SCALE_DTYPES)}: "
-        f"[ceil(n / {BLOCK}), ceil(k / {BLOCK})], [n], [n, 1], or of one element",
+        f"[ceil(n / {BLOCK}), ceil(k / {BLOCK})], [n], [n, 1], or of one element; "
+        "of experts both with their number before",
         got=described(codes, scales),
         fix=f"give blocks of {BLOCK} x {BLOCK}, rows, or the matrix one scale each; "
         "etc_dist.quantize(w) makes both of a weight",
@@ -101,20 +108,33 @@ def quantize(w: Any, *, per: str = PER_BLOCK) -> ScaledWeight:
     """Codes and scales of a weight: the largest element of each block, row or matrix
     gets the largest code, 448.
 
-    w [N, K]: bfloat16, float16 or float32, of NumPy, CuPy or torch. per: "block" (of
-    128 x 128), "row" or "matrix". Returns arrays of the same library on the same
-    device: codes [N, K] float8_e4m3fn (CuPy: uint8), rounded to nearest, and scales in
-    float32, of one for each. The largest relative error of an element is 1/16, unless
-    its code is below 2**-6. Computed on the CPU.
+    w [N, K], or those of experts [E, N, K], each quantized alone: bfloat16, float16 or
+    float32, of NumPy, CuPy or torch. per: "block" (of 128 x 128), "row" or "matrix".
+    Returns arrays of the same library on the same device: codes of the shape of w,
+    float8_e4m3fn (CuPy: uint8), rounded to nearest, and scales in float32, of one for
+    each. The largest relative error of an element is 1/16, unless its code is below
+    2**-6. Computed on the CPU, with a copy of a matrix in float32.
 
     Raises ArgumentError for other arrays, and for elements that are not finite."""
     expect_choice(per, PER, "per")
     array = inspect("w", w)
     dtypes = (*SCALE_DTYPES, "float16")
-    if len(array.shape) != 2 or 0 in array.shape or array.dtype not in dtypes:
-        wanted = f"w [N, K] of {', '.join(dtypes)}"
+    has_axes = len(array.shape) in (2, 3) and 0 not in array.shape
+    if not has_axes or array.dtype not in dtypes:
+        wanted = f"w [N, K] or [E, N, K] of {', '.join(dtypes)}"
         raise _cannot_quantize(wanted, described(array))
-    wide = _on_host(array.owner)
+    owner = array.owner
+    matrices = owner if len(array.shape) == 3 else [owner]
+    pairs = [_quantized(_on_host(matrix), per) for matrix in matrices]
+    codes, scales = (
+        np.stack(arrays) if len(array.shape) == 3 else arrays[0]
+        for arrays in zip(*pairs, strict=True)
+    )
+    return ScaledWeight(_like(owner, codes), _like(owner, scales))
+
+
+def _quantized(wide: Any, per: str) -> tuple[Any, Any]:
+    """Codes and scales of a matrix in fp32, which is overwritten."""
     if not np.isfinite(wide).all():
         raise _cannot_quantize("finite elements", "infinity or NaN in w")
     n, k = wide.shape
@@ -132,8 +152,7 @@ def quantize(w: Any, *, per: str = PER_BLOCK) -> ScaledWeight:
         for j, column in enumerate(starts[1]):
             wide[row : row + rows, column : column + columns] /= scales[i, j]
     np.clip(wide, -MOST_E4M3, MOST_E4M3, out=wide)
-    codes = wide.astype(numpy_dtype(E4M3))
-    return ScaledWeight(_like(array.owner, codes), _like(array.owner, scales))
+    return wide.astype(numpy_dtype(E4M3)), scales
 
 
 def _cannot_quantize(wanted: str, got: str) -> ArgumentError:

@@ -12,9 +12,11 @@ from etc_dist.compiler import compile
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import NONE
+from etc_dist.functions.scaled_weights import PER_BLOCK, scales_name
 from etc_dist.layers.moe import MAX_CHOICES, PACKED_INNER
 from etc_dist.layers.moe_graph import chosen_experts_graph
 from etc_dist.layers.plain import odd_activation
+from etc_dist.ops.scaled_weight import ScaledWeight, inspect_scaled, scaling_of
 from etc_dist.program import Program
 from etc_dist.torch import ops
 from etc_dist.torch.tensors import as_array, dtype_name
@@ -92,6 +94,9 @@ def moe_experts(
     gate_up: Tensor,
     down: Tensor,
     group_name: str = "",
+    *,
+    gate_up_scales: Tensor | None = None,
+    down_scales: Tensor | None = None,
 ) -> Tensor:
     """The sum over k of weights[:, k] * expert ids[:, k] of x [M, H] -> [M, H], where
     an expert is (silu(x @ gate.T) * (x @ up.T)) @ down.T. No gradients.
@@ -100,9 +105,10 @@ def moe_experts(
     or -1 for no expert. The result of a token without experts is zero. weights [M, K],
     of any dtype: used in fp32. gate_up [E, 2 I, H], rows of gate, then those of up;
     down [E, H, I]: all experts on each rank. K is at most 16, E at most 512. A token
-    has the same bits for any M. Groups and errors: as for the other operations
-    (ops.py), except that GPUs check the values of ids during the run: an id out of
-    range ends it with an ArgumentError of a later call."""
+    has the same bits for any M. gate_up_scales, down_scales: of weights in float8, as
+    `etc_dist.ScaledWeight`, of one kind and dtype. Groups and errors: as for the other
+    operations (ops.py), except that GPUs check the values of ids during the run: an id
+    out of range ends it with an ArgumentError of a later call."""
     world = ops.world_of(group_name)
     try:
         rows = x.contiguous()
@@ -112,16 +118,38 @@ def moe_experts(
             "x": as_array(rows),
             "ids": as_array(_checked(ids, experts)),
             "weights": as_array(weights.float().contiguous()),
-            "gate_up": as_array(gate_up),
-            "down": as_array(down),
             "y": as_array(out),
         }
+        w_layout = _add_weights(
+            arrays, {"gate_up": (gate_up, gate_up_scales), "down": (down, down_scales)}
+        )
     except Exception as error:
         ops.refuse(world, error, "moe_experts")
     if rows.shape[0]:
         packs = down.shape[2] >= PACKED_INNER
-        _program(world, experts, count, dtype_name(x), packs).run(**arrays)
+        _program(world, experts, count, dtype_name(x), packs, w_layout).run(**arrays)
     return out
+
+
+def _add_weights(
+    arrays: dict[str, Any], weights: dict[str, tuple[Tensor, Tensor | None]]
+) -> str:
+    """Add weights, and the scales of those that have some. Returns their layout."""
+    layouts = []
+    for name, (w, scales) in weights.items():
+        arrays[name], layout = as_array(w), "nk"
+        if scales is not None:
+            scaled = ScaledWeight(arrays[name], as_array(scales))
+            scaling = scaling_of(*inspect_scaled(name, scaled).values())
+            if scaling.per != PER_BLOCK:
+                scales = scales.view(w.shape[0], -1, 1)
+            arrays[scales_name(name)] = as_array(scales)
+            layout = scaling.w_layout
+        layouts.append(layout)
+    if len({*layouts}) > 1:
+        wanted = "both with scales of one kind and dtype, or none"
+        raise ops.refusal("moe_experts", "the scales", wanted, ", ".join(layouts))
+    return layouts[0]
 
 
 def _checked(ids: Tensor, experts: int) -> Tensor:
@@ -140,22 +168,27 @@ def _checked(ids: Tensor, experts: int) -> Tensor:
 
 
 def _program(
-    world: World, experts: int, count: int, dtype: str, packs: bool
+    world: World, experts: int, count: int, dtype: str, packs: bool, w_layout: str
 ) -> Program:
     """The program of `world` for these experts, compiled at the first use."""
-    key = "torch", chosen_experts_graph, experts, count, dtype, packs
+    key = "torch", chosen_experts_graph, experts, count, dtype, packs, w_layout
     program = world.kept.get(key)
     if program is None:
         with world.refusing("the arguments of moe_experts"):
             Router(count).check(experts, MAX_CHOICES)
             graph = chosen_experts_graph(
-                world.size, experts=experts, top_k=count, dtype=dtype, packs=packs
+                world.size,
+                experts=experts,
+                top_k=count,
+                dtype=dtype,
+                packs=packs,
+                w_layout=w_layout,
             )
         program = world.kept[key] = compile(graph, world)
     return cast(Program, program)
 
 
-def _fake(x: Tensor, *arguments: Any) -> Tensor:
+def _fake(x: Tensor, *arguments: Any, **scales: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 

@@ -15,6 +15,7 @@ from etc_dist.layers.moe import mixture_and_arrays
 from etc_dist.layers.moe_graph import PARALLEL
 from etc_dist.layers.sparse_block import read_sparse_block
 from etc_dist.ops.deterministic import check_deterministic
+from etc_dist.ops.scaled_weight import ScaledWeight
 from etc_dist.torch.blocks import check_linear, check_mlp
 from etc_dist.torch.gradients import matmul_all_reduce_replicated
 from etc_dist.torch.ranks import Group, Ranks, ranks_of, refusing
@@ -22,6 +23,7 @@ from etc_dist.torch.ranks import Group, Ranks, ranks_of, refusing
 OPS = torch.ops.etc_dist
 REDUCE = ("scatter", "all")
 Map: TypeAlias = Callable[[Tensor, Ranks], Tensor]
+Weight: TypeAlias = Tensor | ScaledWeight
 
 
 def _split(extent: int, ranks: Ranks, what: str) -> slice:
@@ -262,12 +264,28 @@ class MLP(nn.Module):
         return _all_rows(y, x, self.ranks) if self.replicated else y.view(x.shape)
 
 
+SCALES = "_scale_inv"
+"""What follows the name of a weight in that of its scales, as in transformers."""
+
+
+def _hold(module: nn.Module, name: str, weight: Weight) -> None:
+    """Set a parameter of a module; of a ScaledWeight those of its codes and scales."""
+    if not isinstance(weight, ScaledWeight):
+        setattr(module, name, _parameter(weight))
+        return
+    for suffix, part in zip(("", SCALES), weight, strict=True):
+        is_held = isinstance(part, nn.Parameter)
+        parameter = part if is_held else nn.Parameter(part, requires_grad=False)
+        setattr(module, name + suffix, parameter)
+
+
 class _Experts(nn.Module):
     """Weights, and perhaps biases, under the names that they have in transformers."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, biases: list[Tensor]):
+    def __init__(self, gate_up: Weight, down: Weight, biases: list[Tensor]):
         super().__init__()
-        self.gate_up_proj, self.down_proj = _parameter(gate_up), _parameter(down)
+        _hold(self, "gate_up_proj", gate_up)
+        _hold(self, "down_proj", down)
         for name, bias in zip(BIASES, biases, strict=False):
             setattr(self, name, _parameter(bias))
 
@@ -289,9 +307,10 @@ class _Gate(nn.Module):
 class _SharedExpert(nn.Module):
     """The weights of a shared expert, and its gate [H], if it has one."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, gate: Tensor | None = None):
+    def __init__(self, gate_up: Weight, down: Weight, gate: Tensor | None = None):
         super().__init__()
-        self.gate_up_proj, self.down_proj = _parameter(gate_up), _parameter(down)
+        _hold(self, "gate_up_proj", gate_up)
+        _hold(self, "down_proj", down)
         self.gate = None if gate is None else _parameter(gate)
 
 
@@ -301,6 +320,7 @@ class MoE(nn.Module):
 
     router [E, H], gate_up and down, this rank's shard of the experts, are kept by
     reference; their shapes and the options are those of `torch.ops.etc_dist.moe`.
+    Weights of experts may all be `etc_dist.ScaledWeight`s.
     replicated: x and the result are the same on all ranks. Otherwise, with
     parallel="tensor" on several ranks, x [M, H] is the same and the result [M / W, H]
     this rank's part of the rows; with parallel="expert" each rank has its own rows.
@@ -309,14 +329,14 @@ class MoE(nn.Module):
     def __init__(
         self,
         router: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: Weight,
+        down: Weight,
         *,
         top_k: int | Router,
         normalize: bool | None = None,
         router_bias: Tensor | None = None,
         correction: Tensor | None = None,
-        shared: tuple[Tensor, Tensor] | None = None,
+        shared: tuple[Weight, Weight] | None = None,
         shared_gate: Tensor | None = None,
         activation: Activation = SWIGLU,
         expert_biases: tuple[Tensor, Tensor] | None = None,
@@ -409,9 +429,14 @@ class MoE(nn.Module):
         for name in BIASES:
             option = name.replace("_proj", "")
             options[option] = getattr(self.experts, name, None)
+        for name in ("gate_up", "down"):
+            proj = f"{name}_proj"
+            options[f"{name}_scales"] = getattr(self.experts, proj + SCALES, None)
+            if shared is not None:
+                scales = getattr(shared, proj + SCALES, None)
+                options[f"shared_{name}"] = getattr(shared, proj)
+                options[f"shared_{name}_scales"] = scales
         if shared is not None:
-            options["shared_gate_up"] = shared.gate_up_proj
-            options["shared_down"] = shared.down_proj
             options["shared_gate"] = shared.gate
         y = OPS.moe(
             rows,

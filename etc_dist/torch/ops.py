@@ -104,7 +104,8 @@ def _as_input(tensor: Tensor | ScaledWeight) -> Any:
     return as_array(tensor)
 
 
-def _weight(w: Tensor, scales: Tensor | None) -> Tensor | ScaledWeight:
+def _weight(w: Any, scales: Tensor | None) -> Any:
+    """A weight, or None; with its scales, if it has any."""
     return w if scales is None else ScaledWeight(w, scales)
 
 
@@ -328,6 +329,10 @@ def moe(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     count: Tensor | None = None,
+    gate_up_scales: Tensor | None = None,
+    down_scales: Tensor | None = None,
+    shared_gate_up_scales: Tensor | None = None,
+    shared_down_scales: Tensor | None = None,
 ) -> OperationCall:
     """A mixture of experts with its router, as `etc_dist.MoE`: router [E, H]. No
     gradients. Calls of one shape share a program and its buffers.
@@ -344,7 +349,8 @@ def moe(
     with parallel="tensor" a shard of its inner width. activation to shift: those of
     `etc_dist.Activation`. gate_up_bias [E, 2 I] and down_bias [E, H]: of the routed
     experts, split as the weights; each rank adds its down_bias. count [1] in int32: how
-    many of the rows of x are tokens, as for `etc_dist.MoE`."""
+    many of the rows of x are tokens, as for `etc_dist.MoE`. gate_up_scales to
+    shared_down_scales: of weights in float8, as `etc_dist.ScaledWeight`."""
     is_part = parallel == "tensor" and size_of(group_name) > 1
     mixture, *arrays = mixture_and_arrays(
         MOE,
@@ -362,15 +368,21 @@ def moe(
         None,
         router_bias,
         correction,
-        _both(shared_gate_up, shared_down),
+        _both(
+            _weight(shared_gate_up, shared_gate_up_scales),
+            _weight(shared_down, shared_down_scales),
+        ),
         shared_gate,
         _activation(activation, alpha, limit, shift),
         _both(gate_up_bias, down_bias),
         router.shape[0],
     )
     rows = [as_rows(x, 0)] if count is None else [as_rows(x, 0), count]
+    all_scales = gate_up_scales, down_scales, shared_gate_up_scales, shared_down_scales
+    weights = _weight(gate_up, gate_up_scales), _weight(down, down_scales)
     options = {
         "mixture": mixture,
+        "is_scaled": any(scales is not None for scales in all_scales),
         "hidden": gate_up.shape[2],
         "inner": gate_up.shape[1] // 2,
         "has_count": count is not None,
@@ -382,12 +394,12 @@ def moe(
         group_name,
         SharedMoE,
         options,
-        [(*rows, router, gate_up, down, *chain(*arrays))],
+        [(*rows, router, *weights, *chain(*arrays))],
         lambda out: out if is_part else out.view(x.shape),
     )
 
 
-def _both(*tensors: Tensor | None) -> tuple[Tensor | None, ...] | None:
+def _both(*tensors: Any) -> tuple[Any, ...] | None:
     """`tensors`; None if all are None."""
     return tensors if any(tensor is not None for tensor in tensors) else None
 

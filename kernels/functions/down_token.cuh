@@ -1,5 +1,6 @@
 // Some columns of the result of one token: the weighted sum over the experts that it picks, in
-// float. With kAdds, the last read is added to it.
+// float. The scales of weights, if they have any, are operand 4. With kAdds, the last read is added
+// to the sum.
 #pragma once
 #include "functions/row_pairs.cuh"
 
@@ -21,26 +22,29 @@ struct down_token {
     prefetch_rows(
         task.thread >= kPrefetchedFirst<Task> && task.thread < Task::kTopK, down, picked);
     if (!activated()) return;
-    const i32 inner = active.size[2], num_expert_steps = RowPairs::steps_of(inner);
-    const u32 row = u32(inner) * 2;
-    const RowPairs pairs{
+    using Weights = typename PairsOf<Task>::Type;
+    using Pairs = RowPairs<Weights>;
+    const i32 inner = active.size[2], num_expert_steps = Pairs::steps_of(inner);
+    const u32 row = u32(inner) * Weights::kBytes;
+    const Pairs pairs{
         .first = u64(down.at()),
         .apart = row,
         .next = 2 * row,
         .by_pair = 0,
         .num_pairs = down.size[1] / 2,
         .of_expert = down.size[1],
-        .by_step = u32(down.stride[0]) * 2,
+        .by_step = u32(down.stride[0]) * Weights::kBytes,
         .columns = inner,
         .num_expert_steps = num_expert_steps,
         .num_steps = Task::kTopK * num_expert_steps,
         .vector = u64(active.at()),
-        .by_vector = row,
+        .by_vector = u32(inner) * 2,
         .picked = picked,
-        .weight = __uint_as_float(weight)};
+        .weight = __uint_as_float(weight),
+        .scales = pair_scales<Task, 4>(task, down.start[1], down.start[1] + 1, 2)};
     const auto finish = [&](i32 pair, float first, float second) {
       if constexpr (Task::kAdds) {
-        const auto addend = task.template operand<4>();
+        const auto addend = task.template operand<Task::kReads - 1>();
         const float2 more = unpack<Task::kIsHalf>(ptx::load4_l2(u64(addend.at(0, 2 * pair))));
         first += more.x, second += more.y;
       }

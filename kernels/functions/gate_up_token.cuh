@@ -20,12 +20,14 @@ struct gate_up_token {
     const auto down = task.template operand<4>();
     const auto active = task.template operand<Task::kReads>();
     const u64 logits = u64(task.template operand<1>().at());
-    const i32 columns = gate.size[1], num_steps = RowPairs::steps_of(x.size[1]);
-    RowPairs pairs{
+    using Weights = typename PairsOf<Task>::Type;
+    using Pairs = RowPairs<Weights>;
+    const i32 columns = gate.size[1], num_steps = Pairs::steps_of(x.size[1]);
+    Pairs pairs{
         .first = u64(gate.at()),
         .apart = u64(up.at()) - u64(gate.at()),
-        .next = u32(gate.stride[1]) * 2,
-        .by_pair = u32(gate.stride[0]) * 2,
+        .next = u32(gate.stride[1]) * Weights::kBytes,
+        .by_pair = u32(gate.stride[0]) * Weights::kBytes,
         .num_pairs = Task::kTopK * columns,
         .of_expert = columns,
         .by_step = 0,
@@ -35,7 +37,8 @@ struct gate_up_token {
         .vector = u64(x.at()),
         .by_vector = 0,
         .picked = 0,
-        .weight = 1.0f};
+        .weight = 1.0f,
+        .scales = pair_scales<Task, 5>(task, gate.start[1], up.start[1], 1)};
     const auto finish = [&](i32 pair, float gate, float up) {
       auto* target = active.at(0, pair / columns, pair % columns);
       *target = target->from(ActivationOf<Task>::apply(gate, up));

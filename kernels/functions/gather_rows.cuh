@@ -9,8 +9,8 @@ namespace etc {
 constexpr u32 kFewGathered = 8;
 
 // Two warps copy the rows of operand 0 that operand kNumbers names. shape: that of the task, with its
-// own number of rows in `loaded`, in whole groups of kStep.
-template <class Call, int kNumbers>
+// own number of rows in `loaded`, in whole groups of kStep. kRowBytes: of a row of w in a box.
+template <class Call, int kNumbers, u32 kRowBytes>
 struct GatheredRows {
   static constexpr u32 kStep = 16, kMostRows = 144;
   using Coord = typename Call::Coord;
@@ -28,6 +28,11 @@ struct GatheredRows {
   }
 
  private:
+  // Bytes from a stage's begin to its first box of x.
+  ETC_DEVICE static u32 x_offset(const TileShape& shape) {
+    return shape.depth * shape.box_w<kRowBytes>();
+  }
+
   // Each lane of the first warp loads one row.
   template <class Program>
   ETC_DEVICE static bool gather_few(
@@ -44,7 +49,7 @@ struct GatheredRows {
     for (u32 n = 0; n < all.count; ++n) {
       Stage stage;
       if (!stages.begin(run, all.bytes, stage)) return false;
-      const u32 first = stage.at + shape.depth * shape.box_w() + lane * 128;
+      const u32 first = stage.at + x_offset(shape) + lane * 128;
       for (u32 box = 0; box < shape.depth; ++box) {
         const i32 column = i32((n * shape.depth + box) * 64);
         if (lane < few) ptx::load_box(first + box * shape.box_x(), {x.map, column, row, 0}, stage.full);
@@ -63,7 +68,7 @@ struct GatheredRows {
     const auto numbers = Call::template operand<kNumbers>(run.g, c);
     const u32 thread = ptx::thread(), unit = thread % 8, first = thread / 8 % 8;
     const u32 row_bytes = u32(x.size[1]) * 2;
-    const u32 in_box = shape.depth * shape.box_w() + first * 128 + ((unit ^ first) << 4);
+    const u32 in_box = x_offset(shape) + first * 128 + ((unit ^ first) << 4);
     u32 offset[kMostRows / 8];  // from x's first row to this lane's, in units of 16 bytes
 #pragma unroll
     for (u32 i = 0; i < kMostRows / 8; ++i) {

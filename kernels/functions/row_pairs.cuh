@@ -16,8 +16,101 @@ constexpr i32 kPrefetchedFirst = (Task::kTopK + 1) / 2;
 template <class Tile>
 ETC_DEVICE void prefetch_rows(bool is_needed, const Tile& rows, u32 expert) {
   if (is_needed && rows.size[1] > 0) {
-    const u64 first = u64(rows.at()) + u64(expert) * u64(rows.stride[0]) * 2;
-    ptx::prefetch_l2(first, u32(rows.size[1] * rows.size[2]) * 2);
+    constexpr u32 kBytes = sizeof(*rows.base);
+    const u64 first = u64(rows.at()) + u64(expert) * u64(rows.stride[0]) * kBytes;
+    ptx::prefetch_l2(first, u32(rows.size[1] * rows.size[2]) * kBytes);
+  }
+}
+
+// Weights of the elements of the vector, of which a lane loads eight adjacent columns at a time.
+struct PlainPairs {
+  static constexpr u32 kBytes = 2;
+  static constexpr i32 kLoads = 4;  // of 16 bytes, that a lane has of each row of a step
+  static constexpr int kAhead = 2;  // steps whose loads are under way
+  struct Scales {};                 // of all rows
+  using Place = Scales;             // of those of a lane's row
+  using Scale = Scales;             // of a step
+
+  ETC_DEVICE static Place place(const Scales&, u32, i32) { return {}; }
+  ETC_DEVICE static void fetch(Scale&, const Scales&, const Place&, bool, u32, i32) {}
+  ETC_DEVICE static float scaled(const Scale&, float weight) { return weight; }
+  // The n-th eight columns of a row that a lane has in a step, and the first of them.
+  template <bool kIsHalf>
+  ETC_DEVICE static uint4 eight(const uint4 (&words)[kLoads], i32 n) {
+    return words[n];
+  }
+  ETC_DEVICE static i32 column(i32 n, i32 lane) { return n * 32 + lane % 4 * 8; }
+};
+
+// Codes of e4m3, of which a lane loads sixteen columns at a time. A step is a block of k: each row
+// has a scale for it, or one for all. Rows share scales in groups of 1 << kShift.
+template <u32 kShift, bool kHasBlocks, class Element>
+struct ScaledPairs {
+  static constexpr u32 kBytes = 1;
+  static constexpr i32 kLoads = 2;
+  static constexpr int kAhead = 4;
+  // Of the scales [experts, any, any]: the address, and bytes to the next expert and row. first,
+  // second: the rows of w of the first pair; next: rows to the next pair.
+  struct Scales {
+    u64 address;
+    u32 by_expert, pitch;
+    i32 first, second, next;
+  };
+  using Place = u64;
+  using Scale = u32;  // its bits
+
+  // Of the row of a pair that a lane adds up: even ones the first.
+  ETC_DEVICE static Place place(const Scales& scales, u32 expert, i32 pair) {
+    const i32 row = (ptx::lane() % 2 == 0 ? scales.first : scales.second) + pair * scales.next;
+    return scales.address + u64(expert) * scales.by_expert + u64(u32(row) >> kShift) * scales.pitch;
+  }
+  // `by_column`: the expert, where columns pick.
+  ETC_DEVICE static void fetch(
+      Scale& bits, const Scales& scales, Place place, bool is_there, u32 by_column, i32 block) {
+    bits = 0;
+    const u64 first = place + u64(by_column) * scales.by_expert;
+    ptx::load_l2_into<sizeof(Element)>(
+        bits, is_there, first + (kHasBlocks ? block * sizeof(Element) : 0));
+  }
+  ETC_DEVICE static float scaled(Scale bits, float weight) {
+    return weight * __uint_as_float(bits << (32 - 8 * sizeof(Element)));  // bf16 is the upper half
+  }
+  template <bool kIsHalf>
+  ETC_DEVICE static uint4 eight(const uint4 (&words)[kLoads], i32 n) {
+    const uint4 codes = words[n / 2];
+    const uint2 left = widen4<kIsHalf>(n % 2 == 0 ? codes.x : codes.z);
+    const uint2 right = widen4<kIsHalf>(n % 2 == 0 ? codes.y : codes.w);
+    return {left.x, left.y, right.x, right.y};
+  }
+  ETC_DEVICE static i32 column(i32 n, i32 lane) { return n / 2 * 64 + lane % 4 * 16 + n % 2 * 8; }
+};
+
+// The weights of a task.
+template <class Task, int kScaleBits = Task::kScaleBits>
+struct PairsOf {
+  using Type = PlainPairs;
+};
+template <class Task>
+struct PairsOf<Task, 32> {
+  using Type = ScaledPairs<u32(Task::kScaleShift), bool(Task::kScaleHasBlocks), float>;
+};
+template <class Task>
+struct PairsOf<Task, 16> {
+  using Type = ScaledPairs<u32(Task::kScaleShift), bool(Task::kScaleHasBlocks), bf16>;
+};
+
+// The scales of operand kOperand, for pairs of rows; see ScaledPairs.
+template <class Task, int kOperand>
+ETC_DEVICE auto pair_scales(const Task& task, i32 first, i32 second, i32 next) {
+  using Pairs = typename PairsOf<Task>::Type;
+  if constexpr (Task::kScaleBits == 0) {
+    return typename Pairs::Scales{};
+  } else {
+    const auto scales = task.template operand<kOperand>();
+    constexpr u32 kBytes = sizeof(*scales.base);
+    return typename Pairs::Scales{
+        u64(scales.at()), u32(scales.stride[0]) * kBytes, u32(scales.stride[1]) * kBytes,
+        first, second, next};
   }
 }
 
@@ -26,6 +119,7 @@ ETC_DEVICE void prefetch_rows(bool is_needed, const Tile& rows, u32 expert) {
 // their sums are added in order.
 // Experts may be picked in two ways: pairs are those of the first picked expert, then those of
 // the next; or the columns are, each expert's with a weight.
+template <class Weights>
 struct RowPairs {
   // NOTE: 32 bits where they suffice: registers are scarce.
   u64 first;    // address of the first pair's first row
@@ -39,6 +133,7 @@ struct RowPairs {
   u32 by_vector;  // bytes from an expert's part to the next
   u32 picked;             // lane k's is the k-th expert, and
   float weight;           // its weight; lanes after the last need a finite one, for zeros
+  typename Weights::Scales scales;
 
   static constexpr i32 kStepColumns = 128;
   static constexpr i32 steps_of(i32 columns) { return (columns + kStepColumns - 1) / kStepColumns; }
@@ -76,35 +171,39 @@ struct RowPairs {
  private:
   static constexpr i32 kWarps = 8, kTilePairs = 8;
   static constexpr i32 kParts = 4;  // of a step: 32 columns, eight a lane
-  static constexpr int kAhead = 2;  // steps whose loads are under way
+  static constexpr int kAhead = Weights::kAhead;
   static constexpr i32 kMostTiles =
       Shared::kScratchBytes / (kWarps * kTilePairs * i32(sizeof(float2)));
 
   struct Step {
-    uint4 weight[kParts][2];
-    uint2 vector;  // of four columns a lane
+    uint4 weight[2][Weights::kLoads];  // of the rows of a pair
+    uint2 vector;                      // of four columns a lane
+    typename Weights::Scale scale;
   };
   // A step of a warp, and where the pair that this lane loads begins.
   struct Place {
     i32 tile, step;
     u64 row;
+    typename Weights::Place scale;
   };
 
   ETC_DEVICE static i32 slot(i32 tile, i32 warp, i32 pair) {
     return (tile * kWarps + warp) * kTilePairs + pair;
   }
 
-  // The sums of each warp's columns for the tiles up to `end`.
+  // The sums of each warp's columns for the tiles up to `end`. Even lanes have those of the first
+  // rows of pairs.
   // NOTE: indices after the last step give zeros, so that there is no branch.
   template <bool kIsHalf, class Arrived>
   ETC_DEVICE bool add_up(i32 thread, float2* sums, i32 tile, i32 end, Arrived arrived) const {
     const i32 warp = thread / 32, lane = thread % 32;
-    Place place{tile, warp, 0}, ahead{tile, warp, row(tile, lane)};
+    Place place{tile, warp, 0, {}}, ahead{tile, warp, 0, {}};
+    find_row(ahead, lane);
     Step steps[kAhead];
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
       fetch_weight(ahead, end, lane, steps[n]);
-      if (advance(ahead, warp)) ahead.row = row(ahead.tile, lane);
+      if (advance(ahead, warp)) find_row(ahead, lane);
     }
     if (tile == 0 && !arrived()) return false;
     ahead = place;
@@ -113,33 +212,38 @@ struct RowPairs {
       fetch_vector(ahead, end, lane, steps[n]);
       advance(ahead, warp);
     }
-    ahead.row = row(ahead.tile, lane);
-    float2 sum = {};
+    find_row(ahead, lane);
+    float sum = 0.0f;
 #pragma unroll 1
     while (place.tile < end) {
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) {
-        const float2 part = product<kIsHalf>(steps[n], lane);
+        const float part = product<kIsHalf>(steps[n], lane);
+        const float of_expert = __shfl_sync(~0u, weight, place.step / num_expert_steps);
+        sum = __fmaf_rn(Weights::scaled(steps[n].scale, of_expert), part, sum);
         fetch_weight(ahead, end, lane, steps[n]);
         fetch_vector(ahead, end, lane, steps[n]);
-        if (advance(ahead, warp)) ahead.row = row(ahead.tile, lane);
-        const float scale = __shfl_sync(~0u, weight, place.step / num_expert_steps);
-        sum.x = __fmaf_rn(scale, part.x, sum.x);
-        sum.y = __fmaf_rn(scale, part.y, sum.y);
+        if (advance(ahead, warp)) find_row(ahead, lane);
         const i32 here = place.tile - tile;
         if (advance(place, warp)) {
-          if (here + tile < end && lane % 4 == 0) sums[slot(here, warp, lane / 4)] = sum;
-          sum = {};
+          if (here + tile < end && lane % 4 < 2) {
+            float2& of_pair = sums[slot(here, warp, lane / 4)];
+            (lane % 4 == 0 ? of_pair.x : of_pair.y) = sum;
+          }
+          sum = 0.0f;
         }
       }
     }
     return true;
   }
 
-  ETC_DEVICE u64 row(i32 tile, i32 lane) const {
-    const i32 pair = minimum(tile * kTilePairs + lane / 4, num_pairs - 1), k = pair / of_expert;
+  // Sets the row of a pair of a tile, and the place of its scales.
+  ETC_DEVICE void find_row(Place& place, i32 lane) const {
+    const i32 pair = minimum(place.tile * kTilePairs + lane / 4, num_pairs - 1);
+    const i32 k = pair / of_expert, in_expert = pair - k * of_expert;
     const u32 expert = __shfl_sync(~0u, picked, k);
-    return first + u64(expert) * by_pair + u64(u32(pair - k * of_expert)) * next + lane % 4 * 16;
+    place.row = first + u64(expert) * by_pair + u64(u32(in_expert)) * next + lane % 4 * 16;
+    place.scale = Weights::place(scales, by_pair > 0 ? expert : 0, in_expert);
   }
   // Whether another tile begins.
   ETC_DEVICE bool advance(Place& place, i32 warp) const {
@@ -155,16 +259,18 @@ struct RowPairs {
     return place.tile < end && place.step < num_steps ? columns - column : 0;
   }
   ETC_DEVICE void fetch_weight(const Place& place, i32 end, i32 lane, Step& step) const {
-    const i32 k = place.step / num_expert_steps;
-    const i32 column = (place.step - k * num_expert_steps) * kStepColumns;
+    constexpr i32 kBytes = Weights::kBytes, kLoadColumns = 16 / kBytes;
+    const i32 k = place.step / num_expert_steps, block = place.step - k * num_expert_steps;
+    const i32 column = block * kStepColumns, num_left = left(place, end, column);
     const u32 expert = __shfl_sync(~0u, picked, k);
-    const u64 source = place.row + u64(expert) * by_step + column * 2;
+    const u64 source = place.row + u64(expert) * by_step + column * kBytes;
 #pragma unroll
-    for (i32 i = 0; i < kParts; ++i) {
-      const bool is_inside = i * 32 + lane % 4 * 8 < left(place, end, column);
-      step.weight[i][0] = ptx::load16_once_if(is_inside, source + i * 64);
-      step.weight[i][1] = ptx::load16_once_if(is_inside, source + apart + i * 64);
+    for (i32 i = 0; i < Weights::kLoads; ++i) {
+      const bool is_inside = (i * 4 + lane % 4) * kLoadColumns < num_left;
+      step.weight[0][i] = ptx::load16_once_if(is_inside, source + i * 64);
+      step.weight[1][i] = ptx::load16_once_if(is_inside, source + apart + i * 64);
     }
+    Weights::fetch(step.scale, scales, place.scale, num_left > 0, by_step > 0 ? expert : 0, block);
   }
   ETC_DEVICE void fetch_vector(const Place& place, i32 end, i32 lane, Step& step) const {
     const i32 k = place.step / num_expert_steps;
@@ -174,14 +280,14 @@ struct RowPairs {
   }
 
   // NOTE: a dot product does not depend on the order of columns. The eight neighbours that a lane
-  // loads are one operand of mma: columns 0, 1, 4, 5 in a row of it, 2, 3, 6, 7 in another, which
+  // has are one operand of mma: columns 0, 1, 4, 5 in a row of it, 2, 3, 6, 7 in another, which
   // even and odd columns of the other operand multiply. So they stay in their registers.
   template <bool kIsHalf>
-  ETC_DEVICE static float2 product(const Step& step, i32 lane) {
+  ETC_DEVICE static float product(const Step& step, i32 lane) {
     float d[2][4] = {};
 #pragma unroll
     for (i32 i = 0; i < kParts; ++i) {
-      const i32 source_lane = i * 8 + lane % 4 * 2;
+      const i32 source_lane = Weights::column(i, lane) / 4;
       const u32 words[4] = {
           __shfl_sync(~0u, step.vector.x, source_lane),
           __shfl_sync(~0u, step.vector.y, source_lane),
@@ -190,11 +296,11 @@ struct RowPairs {
       const u32 low = lane & 4 ? words[1] : words[0], high = lane & 4 ? words[3] : words[2];
 #pragma unroll
       for (i32 n = 0; n < 2; ++n) {
-        const uint4 w = step.weight[i][n];
+        const uint4 w = Weights::template eight<kIsHalf>(step.weight[n], i);
         ptx::mma_16x8x16<kIsHalf>(d[n], w.x, w.y, w.z, w.w, low, high);
       }
     }
-    return make_float2(d[0][0] + d[0][3], d[1][0] + d[1][3]);
+    return lane % 2 == 0 ? d[0][0] + d[0][3] : d[1][0] + d[1][3];
   }
 };
 

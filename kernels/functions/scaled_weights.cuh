@@ -29,28 +29,30 @@ struct ScaledWeights {
   using Element = Element_;
   static constexpr bool kIsKN = false, kIsScaled = true, kAreCodes = false;
   static constexpr bool kHasBlocks = kHasBlocks_;
-  static constexpr u32 kRowBytes = 64, kBoxDepth = kStageDepth, kShift = kShift_, kWords = 8;
+  static constexpr u32 kRowBytes = 64, kBoxDepth = kStageDepth, kShift = kShift_, kWords = 9;
 
   // So that each warp has eight of up to 32 rows, and no others to widen.
   ETC_DEVICE static constexpr u32 eight(u32 warp, u32 n) { return warp + n * 4; }
 };
 
 // The scales of a task, in words of a work item. gate, up: the addresses of the first row's scale of
-// the first block; without gates, they are equal. first, end: the rows of w. pitch: bytes from a row
-// of scales to the next. num_blocks: of k.
+// the first block; without gates, they are equal. first, end: the rows of w, or of gate. apart: from
+// there to those of up, where both are rows of one matrix. pitch: bytes from a row of scales to the
+// next. num_blocks: of k.
 struct ScalePlace {
   u64 gate, up;
-  i32 first, end;
+  i32 first, end, apart;
   u32 pitch, num_blocks;
 
   ETC_DEVICE void write(u32* words) const {
     words[0] = u32(gate), words[1] = u32(gate >> 32), words[2] = u32(up), words[3] = u32(up >> 32);
     words[4] = u32(first), words[5] = u32(end), words[6] = pitch, words[7] = num_blocks;
+    words[8] = u32(apart);
   }
   ETC_DEVICE static ScalePlace read(u32 shared) {
     const auto word = [&](u32 n) { return ptx::load_shared(shared + 4 * n); };
     return {u64(word(0)) | u64(word(1)) << 32, u64(word(2)) | u64(word(3)) << 32,
-            i32(word(4)), i32(word(5)), word(6), word(7)};
+            i32(word(4)), i32(word(5)), i32(word(8)), word(6), word(7)};
   }
 };
 
@@ -84,8 +86,9 @@ struct ScaledRows {
     for (u32 n = 0; n < 2; ++n) {
       const u32 column = scaled + n * next;
       const bool is_up = column >= gate_columns;
-      const i32 of_w =
+      const i32 of_gate =
           minimum(place.first + i32(is_up ? column - gate_columns : column), place.end - 1);
+      const i32 of_w = of_gate + (is_up ? place.apart : 0);
       scales[n] = (is_up ? place.up : place.gate) + u64(u32(of_w) >> Weights::kShift) * place.pitch;
     }
   }
@@ -166,15 +169,16 @@ struct BlockReader {
   bool is_lost = false;           // whether a wait has failed
   bool is_releasing = ptx::lane() == 0;  // whether the thread releases stages: one, until is_lost
   bool is_early = false;          // whether the block's stage had not arrived in advance()
+  bool is_gathered;               // whether threads have written to the stages, not only bulk copies
 
   ETC_DEVICE BlockReader(
       const Run<Program>& task_run, StageReader<Program>& task_stages, u32 num_stages,
-      const TileShape& shape, u32 wg)
+      const TileShape& shape, u32 wg, bool has_gathered)
       : run(task_run), stages(task_stages), bytes(shape.bytes<kStageDepth>()),
         codes_bytes(shape.columns * kBlockDepth), box_x(shape.box_x()),
         x(shape.depth / kBlockBoxes * codes_bytes), turn(2 - shape.halves()),
         first(wg * (1 - shape.halves())), end(first + (shape.depth >> (2 - shape.halves()))),
-        count(num_stages * (end - first)) {}
+        count(num_stages * (end - first)), is_gathered(has_gathered) {}
   // The places in the ring of the block's codes and of its first box of x.
   ETC_DEVICE u32 codes() const { return place + block * codes_bytes; }
   ETC_DEVICE u32 boxes() const { return place + x + block * kBlockBoxes * box_x; }
@@ -199,6 +203,10 @@ struct BlockReader {
   // Waits for the stage of the block, if need be.
   ETC_DEVICE void arrive() {
     if (is_early) wait();
+  }
+  // Before wgmma reads the block, or a bulk copy writes in its place.
+  ETC_DEVICE void fence() const {
+    if (is_gathered) ptx::fence_proxy_async_shared();
   }
   ETC_DEVICE u32 stage() const { return stages.count() - 1; }
   // Releases stage n if the warp has read it.
@@ -279,6 +287,7 @@ ETC_DEVICE bool multiply_by_warps(
       }
     }
     const float2 scale = scales.of(i++);
+    reader.fence();
     reader.release(is_end, stage);  // before a wait
     const auto add = [&]() ETC_INLINE {
 #pragma unroll
@@ -347,6 +356,7 @@ ETC_DEVICE bool multiply_widened(
   for (u32 i = 0; i < reader.count;) {
     const u32 box = x + reader.boxes() / 16, stage = reader.stage();
     const bool is_end = reader.ends_stage(), is_last = i + 1 == reader.count;
+    reader.fence();
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(sums, a[0], ptx::matrix_descriptor(box), 0);
     ptx::wgmma_commit();
@@ -406,6 +416,7 @@ ETC_DEVICE bool multiply_by_halves(
     const bool is_end = reader.ends_stage(), is_last = i + 1 == reader.count;
     const auto multiply = [&](u32 box, u32 half) ETC_INLINE {
       const u32 half_box = first_box + box * reader.box_x / 16 + half * kHalf * 128 / 16;
+      reader.fence();
       ptx::wgmma_fence();
       ptx::wgmma_box_registers<kIsHalf, kHalf>(
           sums, a[box], ptx::matrix_descriptor(half_box), i32(box));
@@ -437,12 +448,12 @@ ETC_DEVICE bool multiply_by_halves(
   return reader.is_lost;
 }
 
-// One of them.
+// One of them. is_gathered: as for multiply_boxes().
 template <bool kIsHalf, class Weights, u32 kRows, class Program>
 ETC_DEVICE bool multiply_scaled(
     const Run<Program>& run, StageReader<Program>& stages, u32 count, const TileShape& shape,
-    const ScaledRows<Weights>& w, u32 wg, float (&d)[kRows / 2]) {
-  BlockReader<Program> reader(run, stages, count, shape, wg);
+    const ScaledRows<Weights>& w, u32 wg, bool is_gathered, float (&d)[kRows / 2]) {
+  BlockReader<Program> reader(run, stages, count, shape, wg, is_gathered);
   if constexpr (kRows <= kMostByWarps) {
     if (w.apart == 0) {
       return multiply_by_warps<kIsHalf, Weights, kRows, 1>(reader, w, d);

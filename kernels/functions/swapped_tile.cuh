@@ -52,11 +52,11 @@ struct SwappedTiles {
         add_parts<0>(d, parts.first, parts.part_bytes, count, (rows + 7) / 8);
       }
     } else {
+      constexpr bool kMayBeGathered = (kVariants & kGatheredTile) != 0;
+      const bool is_gathered = kMayBeGathered && (variant & kGatheredTile) != 0;
       if constexpr (Weights::kIsScaled) {
-        is_lost = multiply_codes(run, stages, count, at_shape, wg, is_gated, d);
+        is_lost = multiply_codes(run, stages, count, at_shape, wg, is_gated, is_gathered, d);
       } else {
-        constexpr bool kMayBeGathered = (kVariants & kGatheredTile) != 0;
-        const bool is_gathered = kMayBeGathered && (variant & kGatheredTile) != 0;
         is_lost = multiply(run, stages, count, read_shape(at_shape), wg, is_gathered, d);
       }
     }
@@ -162,19 +162,21 @@ struct SwappedTiles {
   template <class Program>
   ETC_DEVICE bool multiply_codes(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 wg,
-      bool is_gated, float (&d)[kRows / 2]) const {
+      bool is_gated, bool is_gathered, float (&d)[kRows / 2]) const {
     const TileShape shape = read_shape(at_shape);
     const ScaledRows<Weights> w(ScalePlace::read(at_shape + 4), shape, wg, is_gated);
-    return multiply_scaled<kIsHalf, Weights, kRows>(run, stages, count, shape, w, wg, d);
+    return multiply_scaled<kIsHalf, Weights, kRows>(
+        run, stages, count, shape, w, wg, is_gathered, d);
   }
 
   // Adds the biases of a warpgroup's rows of w: in a gated tile, those of gate or of up.
   ETC_DEVICE static void add_biases(
       float (&d)[kRows / 2], u32 words, u32 at_shape, u32 wg, bool is_gated) {
-    static_assert(!kTurns && !Weights::kIsScaled && Epilogue::kOnlyRounds);
+    static_assert(!kTurns && Epilogue::kOnlyRounds);
     const TileShape shape = read_shape(at_shape);
     const i32 columns = Epilogue::Place::read(words).columns;
-    const u64 biases = BiasPlace::read(at_shape + 4, is_gated && wg > 0);
+    const u32 place = at_shape + 4 + 4 * Weights::kWords;
+    const u64 biases = BiasPlace::read(place, is_gated && wg > 0);
     const u32 first = is_gated ? 0 : wg * shape.warpgroup_columns();
     etc::add_biases<kIsHalf, Weights>(d, biases, first, columns);
   }

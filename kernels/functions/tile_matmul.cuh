@@ -159,8 +159,8 @@ struct tile_matmul : Roles {
   // Weights that other tasks with the same expert read, too, are not the first to leave L2.
   static constexpr CachePolicy kKeeps = Call::kOwnRows ? kEvictNormal : kEvictFirst;
   static constexpr bool kGathers = has_role<Call>(kGatherRole);
-  using Gathered = GatheredRows<Call, Call::kReads - 1>;
-  // Then the shape, and the place of scales, or of biases.
+  using Gathered = GatheredRows<Call, Call::kReads - 1, WeightKind::kRowBytes>;
+  // Then the shape, the place of scales, and that of biases.
   static constexpr u32 kDataWords =
       Epilogue::kWords + 1 + WeightKind::kWords + Call::kIsBiased * BiasPlace::kWords;
   static constexpr u32 kVariant = Call::kGated * kGatedTile | Call::kIsPart * kPartOfTile |
@@ -204,7 +204,9 @@ struct tile_matmul : Roles {
     }
     if constexpr (WeightKind::kIsScaled) scales(run, c).write(words + Epilogue::kWords + 1);
     if constexpr (WeightKind::kAreCodes) both_scales(run, c).write(words + Epilogue::kWords + 1);
-    if constexpr (Call::kIsBiased) biases(run, c).write(words + Epilogue::kWords + 1);
+    if constexpr (Call::kIsBiased) {
+      biases(run, c).write(words + Epilogue::kWords + 1 + WeightKind::kWords);
+    }
     if constexpr (Call::kIsPart) {
       const u64 address = u64(last_axes<1>(Call::template operand<Call::kReads>(run.g, c)).at(0));
       words[0] = u32(address), words[1] = u32(address >> 32);
@@ -381,10 +383,11 @@ struct tile_matmul : Roles {
     const auto w = last_axes<2>(Call::template operand<1>(run.g, c));
     const auto gate = last_axes<2>(Call::template operand<kFirst>(run.g, c));
     const auto up = last_axes<2>(Call::template operand<kFirst + Call::kGated>(run.g, c));
+    const auto up_rows = last_axes<2>(Call::template operand<1 + Call::kGated>(run.g, c));
     const u32 pitch = u32(gate.stride[0]) * sizeof(*gate.base);
     const u32 num_blocks = (u32(w.size[1]) + kBlockDepth - 1) / kBlockDepth;
     return {u64(gate.at(0, 0)), u64(up.at(0, 0)), w.start[0], w.start[0] + w.size[0],
-            pitch, num_blocks};
+            up_rows.start[0] - w.start[0], pitch, num_blocks};
   }
 
   // The same if x is scaled, too: then its scales follow those of w.
@@ -422,10 +425,10 @@ struct tile_matmul : Roles {
     }
     return shape;
   }
-  // The addresses of the biases, the operands after the weights.
+  // The addresses of the biases, the operands after the weights and their scales.
   template <class Program>
   ETC_DEVICE static BiasPlace biases(const Run<Program>& run, const typename Call::Coord& c) {
-    constexpr int kFirst = 1 + Call::kWeights;
+    constexpr int kFirst = 1 + Call::kWeights * (WeightKind::kIsScaled ? 2 : 1);
     const auto gate = last_axes<1>(Call::template operand<kFirst>(run.g, c));
     const auto up = last_axes<1>(Call::template operand<kFirst + Call::kGated>(run.g, c));
     return {u64(gate.at(0)), u64(up.at(0))};

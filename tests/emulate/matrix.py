@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.push_rows import push_rows
@@ -61,6 +62,7 @@ from tests.graphs.ring import ring
 from tests.graphs.running_sums import running_sums, sums_over_ranks
 from tests.graphs.scaled import gated as gated_by_scaled
 from tests.graphs.scaled import mlp as scaled_mlp
+from tests.graphs.scaled import moe as scaled_moe
 from tests.graphs.scaled import multiplied
 from tests.graphs.stages import (
     SIZES,
@@ -164,6 +166,13 @@ def scaled_blocks(
     scaling = replace(BLOCKS, quantizes=quantizes)
     graph = partial(matmul_graph, 1, shapes=[shape], w_layout=scaling.w_layout)
     return Case(graph, partial(multiplied, sizes, scaling, tiling), NEVER, workers=2)
+
+
+def scaled_experts(graph: Any, tokens: int, **options: Any) -> Case:
+    """By float8 weights of experts, of which up begins within a block of scales."""
+    options |= {"experts": 8, "top_k": 2, "w_layout": BLOCKS.w_layout}
+    inputs = partial(scaled_moe, tokens, (8, 272, 208), BLOCKS)
+    return Case(partial(graph, 1, **options), inputs, NEVER, workers=2)
 
 
 BLOCKS = Scaling(PER_BLOCK, "float32")
@@ -350,6 +359,8 @@ CASES = {
         ),
         workers=2,
     ),
+    "moe, scaled": scaled_experts(moe_graph, 40),
+    "few, scaled": scaled_experts(moe_few_tokens_graph, 3, product_tasks=12),
     "swapped epilogue": applied_to(TileShape(64, 64, swapped=True)),
     "epilogue": applied_to(TileShape(128, 160)),
 }

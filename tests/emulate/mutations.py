@@ -95,6 +95,7 @@ BROKEN = {
         }
     },
     "functions/gather_rows": {
+        "moe, scaled": {"shape.box_w<kRowBytes>()": "shape.box_w()"},
         "moe": {"ptx::mbarrier_arrive_copied(stage.full);": ""},
         "moe of two, by expert": {"stages.skip(all);": ""},
     },
@@ -129,6 +130,10 @@ BROKEN = {
         },
     },
     "functions/scaled_weights": {
+        "moe, scaled": {
+            "is_up ? place.apart : 0": "0",
+            "if (is_gathered) ptx::fence_proxy_async_shared();": "",
+        },
         "scaled": {
             "!stages.wait_full(run)": "false",
             "is_next & !stages.has_next()": "false",
@@ -397,6 +402,17 @@ BROKEN = {
     "functions/row_pairs": {
         "few": {"    task.sync();": ""},
         "wide": {"task.sync();  // before they are written again": ""},
+        "few, scaled": {
+            "scales.second": "scales.first",
+            "pair * scales.next": "pair",
+            "u64(expert) * scales.by_expert": "0",
+            "u64(by_column) * scales.by_expert": "0",
+            "u64(u32(row) >> kShift) * scales.pitch": "0",
+            "kHasBlocks ? block * sizeof(Element) : 0": "0",
+            "n % 2 == 0 ? codes.x : codes.z": "codes.x",
+            "n / 2 * 64 + lane % 4 * 16 + n % 2 * 8": "n * 32 + lane % 4 * 8",
+            "lane % 4 == 0 ? of_pair.x : of_pair.y": "of_pair.x",
+        },
     },
     "event/flags": {
         "flagged": {

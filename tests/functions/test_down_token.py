@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from etc_dist.functions.down_token import down_token
+from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
+from etc_dist.functions.scaled_weights import E4M3, PER_BLOCK, PER_ROW, Scaling
+from etc_dist.ir.tensor import numpy_dtype
+from tests.functions.both import both
+from tests.graphs.calls import Task, calls
 
 
 def test_results_of_the_tokens_experts_are_weighted():
@@ -16,3 +22,79 @@ def test_results_of_the_tokens_experts_are_weighted():
     body = down_token(Routing(4, Router(2), "float32")).body
     body(ids, weights, active, down, y)
     assert y.tolist() == [[8.0]]
+
+
+BLOCKS, ROWS = Scaling(PER_BLOCK, "float32"), Scaling(PER_ROW, "bfloat16")
+
+
+def scaled(scaling, dtype, ids, weights, down, scales, active):
+    """The results of both bodies for float8 weights."""
+    num_choices = len(ids)
+    routing = Routing(len(down), Router(num_choices), dtype)
+    operand = f"given 1 {num_choices} k {dtype}"
+    tasks = [
+        Task(
+            push_rows(),
+            [operand],
+            [f"active 1 {num_choices} k {dtype}"],
+            notifies=["done[0]"],
+        ),
+        Task(
+            down_token(routing, scaling=scaling),
+            [
+                f"ids 1 {num_choices} int32",
+                f"weights 1 4[:{num_choices}] float32",
+                f"active 1 {num_choices} k {dtype}",
+                f"down {len(down)} n k {E4M3}",
+                f"scales {len(down)} r c {scaling.dtype}",
+            ],
+            [f"y 1 n {dtype}"],
+            waits=["done[0]"],
+        ),
+    ]
+    of_active = {"active": "local"}
+    graph = calls(1, tasks=tasks, parts="events done [1] expects 1", kinds=of_active)
+    _, n, k = down.shape
+    arrays = {
+        "ids": np.array([ids], np.int32),
+        "weights": np.resize(weights, (1, 4)).astype(np.float32),
+        "given": active.astype(numpy_dtype(dtype)),
+        "down": down,
+        "scales": scales.astype(numpy_dtype(scaling.dtype)),
+    }
+    dims = {"n": n, "k": k, "r": scales.shape[1], "c": scales.shape[2]}
+    for outputs in both(graph, arrays, dims):
+        yield outputs["y"][0].astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "dtype"), [(BLOCKS, "bfloat16"), (ROWS, "float16")], ids=str
+)
+def test_all_codes_are_widened_exactly(scaling, dtype):
+    """Each code at another place of a step; NaN stays NaN."""
+    rows = np.arange(256)
+    codes = np.zeros((2, 256, 128), np.uint8)
+    codes[1, rows, rows * 37 % 128] = rows
+    down = codes.view(numpy_dtype(E4M3))
+    scales = np.ones((2, 256 if scaling == ROWS else 2, 1))
+    expected = rows.astype(np.uint8).view(down.dtype).astype(np.float32)
+    assert np.isnan(expected).sum() == 2
+    active = np.ones((1, 1, 128))
+    for y in scaled(scaling, dtype, [1], [1.0], down, scales, active):
+        np.testing.assert_array_equal(y, expected)
+
+
+def test_each_block_of_each_expert_has_its_own_scale(rng):
+    """Of powers of two, of 0 and of NaN; the last blocks are cut, and warps have more
+    steps than are loaded ahead."""
+    n, k = 392, 5 * 1024 + 144
+    scales = np.exp2(rng.integers(-3, 4, (3, 4, 42)))
+    scales[2, 1, 3], scales[0, 2, 40], scales[0, 3, 41] = 0, np.nan, -2
+    down = np.ones((3, n, k), numpy_dtype(E4M3))
+    active = np.ones((1, 2, k)) * np.array([[[1.0], [0.5]]])
+    blocks = scales[[2, 0]].repeat(128, 1)[:, :n] * ([128] * 41 + [16])
+    sums = np.einsum("enb,e->n", blocks, [0.25 * 1.0, 2.0 * 0.5])
+    expected = sums.astype(numpy_dtype("bfloat16")).astype(np.float32)
+    assert np.isnan(expected).sum() == 128
+    for y in scaled(BLOCKS, "bfloat16", [2, 0], [0.25, 2.0], down, scales, active):
+        np.testing.assert_array_equal(y, expected)

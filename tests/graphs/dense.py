@@ -8,7 +8,7 @@ from typing import Any
 from etc_dist.functions.epilogue import Epilogue, store
 from etc_dist.functions.tile_matmul import Tiles
 from etc_dist.functions.tile_shape import TileShape
-from etc_dist.functions.wide_tile import RowTiles
+from etc_dist.functions.wide_tile import WIDE, RowTiles
 from etc_dist.ir import DeviceFunction, Expr, Graph
 
 SINGLE = TileShape(128, 128)
@@ -32,11 +32,14 @@ def own_rows(
     g: Graph,
     epilogue: Epilogue = store,
     *,
-    is_few: int = 0,
+    most_rows: int = WIDE.rows,
+    w_layout: str = "nk",
+    in_order: bool = False,
     dtype: str = "bfloat16",
     name: str = "rows",
     **options: Any,
 ) -> tuple[DeviceFunction, Values]:
-    """The rows of each task by 256 columns, or 128 if `is_few`."""
-    tiles = RowTiles(g, name, is_few)
+    """The rows of each task, up to `most_rows`, by 256 columns, or by 128 of few rows
+    or scaled weights."""
+    tiles = RowTiles(g, name, most_rows, w_layout=w_layout, in_order=in_order)
     return tiles.matmul_rows(dtype, epilogue, **options), tiles.values

@@ -15,7 +15,7 @@ from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.tile_model import Tiling, dims_of
 from tests.emulate.cases import Given
-from tests.layers.reference import Answer, Host, draw, reference
+from tests.layers.reference import Answer, Host, draw, moe_reference, reference
 
 BLOCK = 128
 TURNS, NARROW_TURNS = (TileShape(r, 64, swapped=True) for r in (64, 8))
@@ -46,6 +46,15 @@ def draw_scaled(
     assert shape is not None
     scales = draw(rng, shape, scaling.dtype, deviation)
     return codes, scales, codes.astype(np.float64) * expanded(scales, n, k)
+
+
+def draw_scaled_experts(
+    rng: Any, experts: int, n: int, k: int, scaling: Scaling
+) -> tuple[Host, Host, Host]:
+    """The same of each expert, with small scales."""
+    drawn = [draw_scaled(rng, n, k, scaling, 2**-12) for _ in range(experts)]
+    codes, scales, w = (np.stack(arrays) for arrays in zip(*drawn, strict=True))
+    return codes, scales, w
 
 
 def answer_of(x: Host, w: Host) -> Answer:
@@ -210,3 +219,35 @@ def mlp(
     if scaling.quantizes:
         return inputs, quantized_mlps(xs, shares), dims
     return inputs, reference(xs, shares), dims
+
+
+def moe(
+    tokens: int,
+    sizes: tuple[int, int, int],
+    scaling: Scaling,
+    dtype: str = "bfloat16",
+    shared: int = 0,
+) -> Given:
+    """For a mixture on one rank. sizes: experts, hidden and inner. shared: the inner
+    size of a shared expert with a gate."""
+    experts, hidden, inner = sizes
+    rng = np.random.default_rng([tokens, *sizes])
+    x = draw(rng, (tokens, hidden), dtype)
+    arrays = {"x": x, "router": draw(rng, (experts, hidden), dtype, hidden**-0.5)}
+    dims = {"tokens": tokens, "hidden": hidden, "inner": inner}
+    weights: dict[str, Host] = {}
+    of_experts = {"": (experts, inner)} | ({"shared_": (1, shared)} if shared else {})
+    for prefix, (count, width) in of_experts.items():
+        shapes = {"gate_up": (2 * width, hidden), "down": (hidden, width)}
+        for name, shape in shapes.items():
+            drawn = draw_scaled_experts(rng, count, *shape, scaling)
+            name = prefix + name
+            arrays[name], arrays[f"{name}_scales"], weights[name] = drawn
+    of_shared = []
+    if shared:
+        dims["shared_inner"] = shared
+        arrays["shared_gate"] = draw(rng, (1, hidden), dtype, hidden**-0.5)
+        names = "shared_gate_up", "shared_down"
+        of_shared = [*(weights[name][0] for name in names), arrays["shared_gate"][0]]
+    wide = arrays["router"], weights["gate_up"], weights["down"]
+    return [arrays], [moe_reference(x, wide, 2, shared=of_shared)], dims

@@ -374,7 +374,7 @@ def test_logits_of_any_number_of_experts_may_be_in_tiles(make):
 def test_a_token_has_the_same_bits_beside_any_others(rng):
     """In the CUDA bodies, where neighbouring rows share instructions."""
     dims = {"tokens": 32, "hidden": 72, "inner": 72}
-    options = {"experts": 8, "top_k": 8, "dtype": "float16", "tiles_logits": False}
+    options = {"experts": 8, "top_k": 8, "dtype": "float16", "in_order": True}
     emulator = Emulator(moe_graph(1, packs=True, **options), workers=2)
     weights = draw_experts(rng, 8, dims["hidden"], dims["inner"], "float16")
     operands = dict(zip(("router", "gate_up", "down"), weights, strict=True))

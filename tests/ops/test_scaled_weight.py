@@ -120,6 +120,18 @@ def test_quantize_rounds_to_the_nearest_codes(per, shape, dtype, arrays, rng):
     assert np.abs(codes.astype(np.float32)).max() == 448
 
 
+@pytest.mark.parametrize("per", ["block", "row", "matrix"])
+def test_experts_are_quantized_one_by_one(per, rng):
+    w = rng.standard_normal((3, 200, 264)) * np.array([1, 8, 64])[:, None, None]
+    w = w.astype(numpy_dtype("bfloat16"))
+    codes, scales = etc_dist.quantize(w, per=per)
+    for expert, pair in enumerate(zip(codes, scales, strict=True)):
+        for array, alone in zip(
+            pair, etc_dist.quantize(w[expert], per=per), strict=True
+        ):
+            np.testing.assert_array_equal(array.view(np.uint8), alone.view(np.uint8))
+
+
 def test_an_outlier_changes_only_the_codes_of_its_block(rng):
     w = rng.standard_normal((256, 256)).astype(np.float32)
     before = etc_dist.quantize(w).codes.view(np.uint8)

@@ -107,14 +107,40 @@ def test_outputs_do_not_overlap_scales(cpu_world):
         refused(lambda: op(x, w, out), words, ArgumentError)
 
 
-def test_a_mixture_without_float8_refuses_it(cpu_world):
-    router = ones((8, K), "bfloat16")
-    gate_up = ScaledWeight(ones((8, 64, K), E4M3), ones((), "float32"))
-    down = ones((8, K, 32), "bfloat16")
-    words = "wanted: gate_up of bfloat16 or float16 got: a ScaledWeight gate_up to do"
+OF_EXPERTS = {"gate_up": ones((8, 64, 144), E4M3), "down": ones((8, 144, 32), E4M3)}
+
+
+@pytest.mark.parametrize(
+    ("scales", "words"),
+    [
+        ((None, (8, 1, 1)), "got: gate_up [8, 64, 144] float8_e4m3fn on cpu, without"),
+        (((8, 1, 2), None), "or a ScaledWeight|got: down [8, 144, 32] float8_e4m3fn"),
+        (((8, 1, 2), (8, 144)), "scales of one kind and dtype, or all without"),
+        (((1, 2), (2, 1)), "do not fit its codes|of experts both with their number"),
+        (((8, 2, 2), (8, 2, 1)), "the scales of gate_up do not fit its codes"),
+        (((), ()), "the scales of gate_up do not fit its codes"),
+    ],
+)
+def test_scales_of_experts_that_do_not_fit_are_refused(scales, words, cpu_world):
+    weights = [
+        codes if shape is None else ScaledWeight(codes, ones(shape, "float32"))
+        for codes, shape in zip(OF_EXPERTS.values(), scales, strict=True)
+    ]
+    router = ones((8, 144), "bfloat16")
     refused(
-        lambda: MoE(router, gate_up, down, top_k=2, world=cpu_world),
-        words,
+        lambda: MoE(router, *weights, top_k=2, world=cpu_world), words, ArgumentError
+    )
+
+
+def test_a_shared_expert_has_scales_as_the_others(cpu_world):
+    scaled = [
+        ScaledWeight(codes, ones((8, 1, 1), "float32")) for codes in OF_EXPERTS.values()
+    ]
+    shared = ones((64, 144), "bfloat16"), ones((144, 32), "bfloat16")
+    router = ones((8, 144), "bfloat16")
+    refused(
+        lambda: MoE(router, *scaled, top_k=2, shared=shared, world=cpu_world),
+        "scales of one kind and dtype, or all without|no scales",
         ArgumentError,
     )
 
@@ -132,9 +158,9 @@ def test_the_weights_of_an_mlp_are_scaled_alike(cpu_world):
 @pytest.mark.parametrize(
     ("w", "words"),
     [
-        (CODES, "w [N, K] of float32, bfloat16, float16|float8_e4m3fn"),
-        (ones((4,), "float32"), "w [N, K] of|got: w [4] float32"),
-        (ones((0, 4), "float32"), "w [N, K] of|got: w [0, 4] float32"),
+        (CODES, "w [N, K] or [E, N, K] of float32, bfloat16, float16|float8_e4m3fn"),
+        (ones((4,), "float32"), "w [N, K] or [E, N, K] of|got: w [4] float32"),
+        (ones((0, 4), "float32"), "w [N, K] or [E, N, K] of|got: w [0, 4] float32"),
         (np.full((2, 2), np.inf, np.float32), "finite elements|infinity or NaN"),
         (np.full((2, 2), np.nan, np.float16), "finite elements|infinity or NaN"),
     ],

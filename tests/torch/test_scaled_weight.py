@@ -122,3 +122,45 @@ def test_wrong_arguments_of_scaled_operations_are_refused(group):
         ops.scaled_all_gather_matmul(x, *weight, activations="float8")
     with pytest.raises(ArgumentError, match="unknown activations"):
         ops.scaled_matmul(x, *weight, activations="int8")
+
+
+def drawn_experts(count: int, n: int, k: int) -> list[torch.Tensor]:
+    """The same of experts: codes, scales and the weights."""
+    parts = zip(*(drawn(n, k) for _ in range(count)), strict=True)
+    return [torch.stack(tensors) for tensors in parts]
+
+
+def test_mixtures_are_those_of_the_dequantized_weights(group):
+    x, router = torch.randn(2, 20, 32).bfloat16(), torch.randn(8, 32).bfloat16()
+    gate_up, down = drawn_experts(8, 96, 32), drawn_experts(8, 32, 48)
+    shared_up, shared_down = drawn(64, 32), drawn(32, 32)
+    scaled = {"shared_gate_up": shared_up[0], "shared_down": shared_down[0]}
+    scaled |= {"gate_up_scales": gate_up[1], "down_scales": down[1]}
+    scaled |= {"shared_gate_up_scales": shared_up[1]}
+    scaled |= {"shared_down_scales": shared_down[1]}
+    shared = {"shared_gate_up": shared_up[2], "shared_down": shared_down[2]}
+    y = ops.moe(x, router, gate_up[0], down[0], 2, **scaled)
+    assert_close(y, ops.moe(x, router, gate_up[2], down[2], 2, **shared))
+    module = etc_dist.torch.MoE(
+        router,
+        ScaledWeight(*gate_up[:2]),
+        ScaledWeight(*down[:2]),
+        top_k=2,
+        shared=(ScaledWeight(*shared_up[:2]), ScaledWeight(*shared_down[:2])),
+    )
+    assert_close(module(x), y)
+    names = {name for name, _ in module.named_parameters()}
+    assert {"experts.down_proj_scale_inv", "shared.gate_up_proj_scale_inv"} <= names
+
+
+def test_chosen_experts_have_scales(group):
+    x, weights = torch.randn(20, 32).bfloat16(), torch.rand(20, 2)
+    ids = torch.stack([torch.randperm(8)[:2] for _ in range(20)])
+    gate_up, down = drawn_experts(8, 96, 32), drawn_experts(8, 32, 48)
+    wide = ops.moe_experts(x, ids, weights, gate_up[2], down[2])
+    for scales in (down[1], down[1].flatten(1)):
+        options = {"gate_up_scales": gate_up[1], "down_scales": scales}
+        y = ops.moe_experts(x, ids, weights, gate_up[0], down[0], **options)
+        assert_close(y, wide)
+    with pytest.raises(ArgumentError, match="the argument the scales|nk"):
+        ops.moe_experts(x, ids, weights, gate_up[0], down[2], gate_up_scales=gate_up[1])
