@@ -32,7 +32,7 @@ from tests.layers.reference import (
 
 SEEDS = [0, 1]
 """Orders of events; one more with --all."""
-Given = tuple[list[dict[str, Any]], list[Answer], dict[str, int]]
+Example = tuple[list[dict[str, Any]], list[Answer], dict[str, int]]
 """Each rank's inputs, its expected result, and the dims."""
 
 
@@ -64,7 +64,7 @@ def named(weights: Any) -> dict[str, Any]:
 
 def moe(
     tokens: int, experts: int, top_k: int, hidden: int, inner: int, dtype: str
-) -> Given:
+) -> Example:
     rng = np.random.default_rng(tokens)
     weights = draw_experts(rng, experts, hidden, inner, dtype)
     x = draw(rng, (tokens, hidden), dtype)
@@ -72,7 +72,7 @@ def moe(
     return [{"x": x, **named(weights)}], [moe_reference(x, weights, top_k)], dims
 
 
-def moe_of_two(parallel: str, tokens: int) -> Given:
+def moe_of_two(parallel: str, tokens: int) -> Example:
     hidden, inner = 136, 64
     rng = np.random.default_rng(2)
     weights = draw_experts(rng, 8, hidden, inner)
@@ -90,7 +90,7 @@ def moe_of_two(parallel: str, tokens: int) -> Given:
     return inputs, [Answer(*pair) for pair in zip(*halves, strict=True)], dims
 
 
-def mlp(ranks: int, rows: int, hidden: int, inner: int, *tilings: Tiling) -> Given:
+def mlp(ranks: int, rows: int, hidden: int, inner: int, *tilings: Tiling) -> Example:
     """tilings: of gate_up and of down, for mlp_tiles_graph."""
     rng = np.random.default_rng(3)
     shares = [draw_weights(rng, hidden, inner) for _ in range(ranks)]
@@ -111,7 +111,7 @@ def matmul_of(x: Any, w: Any) -> Answer:
     return Answer(x @ w.T, np.abs(x) @ np.abs(w).T)
 
 
-def matmul_all_reduce(rows: int, k: int, tiling: Tiling) -> Given:
+def matmul_all_reduce(rows: int, k: int, tiling: Tiling) -> Example:
     """Of two ranks, by tiles that are stored on both."""
     n, rng = 136, np.random.default_rng(k)
     inputs = [
@@ -134,7 +134,7 @@ def matmul_reduce_scatter(
     parts: int = 1,
     n: int = 264,
     shape: int = 0,
-) -> Given:
+) -> Example:
     k = 136
     of_w = (n, k) if w_layout == "nk" else (k, n)
     rng = np.random.default_rng(4)
@@ -152,13 +152,13 @@ def matmul_reduce_scatter(
     return inputs, answers, {"rows": rows, "n": n, "k": k, **dims_of(tiling)}
 
 
-def float_partials(rows: int) -> Given:
+def float_partials(rows: int) -> Example:
     inputs, answers, dims = matmul_reduce_scatter(rows)
     del dims["split_tile_columns"], dims["parts"]
     return inputs, answers, dims
 
 
-def all_gather_matmul(split: int, parts: int) -> Given:
+def all_gather_matmul(split: int, parts: int) -> Example:
     rows, n, k = 200, 136, 136
     rng = np.random.default_rng(5)
     xs = [draw(rng, (rows, k), "bfloat16") for _ in range(2)]
@@ -213,14 +213,14 @@ def some_numbers() -> tuple[dict[str, Any], Any]:
     return {"sizes": sizes, "x": x, "y": y}, np.where(sizes, x, -1)
 
 
-def sums(kind: str) -> Given:
+def sums(kind: str) -> Example:
     """For running_sums."""
     arrays = inputs(11)
     sums = reference_sums(arrays, kind)
     return [arrays], [Answer(sums, np.abs(sums))], {"n": 11}
 
 
-def sums_of_ranks(world_size: int) -> Given:
+def sums_of_ranks(world_size: int) -> Example:
     """For sums_over_ranks."""
     xs = [inputs(5, rank)["x"] for rank in range(world_size)]
     whole = np.cumsum(np.concatenate(xs), axis=0)
@@ -325,26 +325,26 @@ def matmul_of_one(world_size: int) -> GraphFunction:
     return calls(world_size, tasks=tasks, dims="rows n k", parts=parts)
 
 
-def one_of_three(number: int = 2) -> Given:
+def one_of_three(number: int = 2) -> Example:
     rng, (rows, n, k) = np.random.default_rng(11), (140, 264, 136)
     x, w = draw(rng, (rows, k), "bfloat16"), draw(rng, (3, n, k), "bfloat16")
     arrays = {"given": np.array([number], np.int32), "x": x, "w": w}
     return [arrays], [matmul_of(x, w[number])], {"rows": rows, "n": n, "k": k}
 
 
-def matmul(rows: int, n: int, k: int) -> Given:
+def matmul(rows: int, n: int, k: int) -> Example:
     rng = np.random.default_rng(8)
     x, w = draw(rng, (rows, k), "bfloat16"), draw(rng, (n, k), "bfloat16")
     return [{"x": x, "w": w}], [matmul_of(x, w)], {"rows": rows, "n": n, "k": k}
 
 
-def tiles(m: int, n: int, k: int) -> Given:
+def tiles(m: int, n: int, k: int) -> Example:
     """For `product` on tiles of one shape."""
     inputs, answers, _ = matmul(m, n, k)
     return inputs, answers, {"m": m, "n": n, "k": k, "shape": 0}
 
 
-def gated(m: int, n: int, k: int, dtype: str = "bfloat16") -> Given:
+def gated(m: int, n: int, k: int, dtype: str = "bfloat16") -> Example:
     """For a gated `product` on tiles of one shape."""
     rng = np.random.default_rng(9)
     x, gate, up = (draw(rng, (r, k), dtype, k**-0.25) for r in (m, n, n))
@@ -354,7 +354,7 @@ def gated(m: int, n: int, k: int, dtype: str = "bfloat16") -> Given:
     return [inputs], [answer], {"m": m, "n": n, "k": k, "shape": 0}
 
 
-def four_matmuls(rows: int, n: int, k: int) -> Given:
+def four_matmuls(rows: int, n: int, k: int) -> Example:
     """For the graph three_matmuls."""
     [inputs], [once], dims = matmul(rows, n, k)
     inputs["w_kn"] = np.ascontiguousarray(inputs["w"].T)
@@ -362,7 +362,7 @@ def four_matmuls(rows: int, n: int, k: int) -> Given:
     return [inputs], [Answer(*stacked)], dims
 
 
-def numbers() -> Given:
+def numbers() -> Example:
     """For counted_late."""
     rng, n, notifiers = np.random.default_rng(7), 24 * PART, 40
     x = draw(rng, (n,), "bfloat16")
@@ -373,7 +373,7 @@ def numbers() -> Given:
     return [inputs], [Answer(wide, np.abs(wide))], {"n": n, "notifiers": notifiers}
 
 
-def rows_of_two() -> Given:
+def rows_of_two() -> Example:
     """For a ring of two."""
     rng = np.random.default_rng(7)
     xs = [draw(rng, (96, 8), "float32") for _ in range(2)]

@@ -24,7 +24,7 @@ from etc_dist.ops.matmul_reduce_scatter import (
 )
 from etc_dist.ops.tile_model import Tiling
 from tests.emulate.cases import (
-    Given,
+    Example,
     all_gather_matmul,
     counted_late,
     float_partials,
@@ -79,7 +79,7 @@ from tests.graphs.written import three_matmuls
 @dataclass(frozen=True)
 class Case:
     graph: Callable[[], GraphFunction]
-    given: Callable[[], Given]
+    make_example: Callable[[], Example]
     always: tuple[str, ...] = ("static",)
     """Schedules that run without --all, too."""
     schedule: str = "static"
@@ -102,8 +102,8 @@ def experts(
     workers: int = 4,
 ) -> Case:
     graph = partial(moe_graph, 1, experts=count, top_k=2, packs=packs)
-    make_inputs = partial(moe, tokens, count, 2, hidden, inner, "bfloat16")
-    return Case(graph, make_inputs, always, workers=workers)
+    make_example = partial(moe, tokens, count, 2, hidden, inner, "bfloat16")
+    return Case(graph, make_example, always, workers=workers)
 
 
 def few(
@@ -111,8 +111,8 @@ def few(
 ) -> Case:
     options = {"experts": 16, "top_k": 3, "product_tasks": tasks}
     graph = partial(moe_few_tokens_graph, 1, **options)
-    make_inputs = partial(moe, tokens, 16, 3, hidden, 56, "bfloat16")
-    return Case(graph, make_inputs, always, workers=workers)
+    make_example = partial(moe, tokens, 16, 3, hidden, 56, "bfloat16")
+    return Case(graph, make_example, always, workers=workers)
 
 
 def experts_of_two(
@@ -150,8 +150,8 @@ def scaled_by(shape: TileShape, sizes: tuple[int, int, int], tiling: Tiling) -> 
     """Gated, by float8 weights with a scale for each row, on tiles of one shape."""
     scaling = Scaling(PER_ROW, "float32")
     graph = partial(gated_parts, 1, shapes=[shape], w_layout=scaling.w_layout)
-    make_inputs = partial(gated_by_scaled, sizes, scaling, tiling)
-    return Case(graph, make_inputs, NEVER, workers=2)
+    make_example = partial(gated_by_scaled, sizes, scaling, tiling)
+    return Case(graph, make_example, NEVER, workers=2)
 
 
 def scaled_blocks(

@@ -40,7 +40,7 @@ def test_program_gives_the_reference(case, schedule, kernels, pytestconfig):
     # it early, or which has tickets that the first one clears.
     has_two = program.plan.graph.world_size > 1 or schedule == "dynamic"
     seeds = SEEDS if pytestconfig.getoption("--all") else [0 if has_two else 1]
-    check(program, *case.given(), case.dtype, seeds)
+    check(program, *case.make_example(), case.dtype, seeds)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -341,7 +341,7 @@ def run(name: str, program: Emulator, number: int) -> None:
     mutation = ctypes.c_int.in_dll(program.library, "mutation")
     mutation.value = number
     try:
-        CHECKS.get(name, check)(program, *MUTATED[name].given())
+        CHECKS.get(name, check)(program, *MUTATED[name].make_example())
     finally:
         mutation.value = 0  # for other tests of this library
 

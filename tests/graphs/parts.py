@@ -17,7 +17,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
 from etc_dist.ops.quantized_rows import rows_for
-from tests.emulate.cases import Given, gated, matmul_of
+from tests.emulate.cases import Example, gated, matmul_of
 from tests.layers.reference import Answer, draw
 
 TURNS = TileShape(8, 64, swapped=True)
@@ -116,7 +116,7 @@ def given_to(
     division: Division,
     dtype: str = "bfloat16",
     shapes: Sequence[TileShape] | None = None,
-) -> Given:
+) -> Example:
     """For graph_of with equal arguments."""
     dims, (m, n, k) = division.dims(shapes or SHAPES[kind]), division.sizes
     if kind == "gated":
@@ -128,7 +128,7 @@ def given_to(
     return [{"x": x, "w": weights}], [matmul_of(x, w)], dims
 
 
-def in_order(rng: Any, shape: TileShape, dtype: str) -> tuple[Given, Any]:
+def in_order(rng: Any, shape: TileShape, dtype: str) -> tuple[Example, Any]:
     """Three parts whose own sums are exact, and whose sum depends on the order: large,
     small, and the first one's opposite. Also y for the order of k, which is not the
     exact sum."""
@@ -213,7 +213,7 @@ def chained(g: Graph, *, shapes: Sequence[TileShape]) -> None:
         )
 
 
-def signs(m: int, k: int, second_shape: int = 0) -> Given:
+def signs(m: int, k: int, second_shape: int = 0) -> Example:
     """For `chained`: exact products."""
     rng = np.random.default_rng(10)
     x = draw(rng, (m, k), "bfloat16")

@@ -14,7 +14,7 @@ from etc_dist.functions.weight_layouts import silu
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.tile_model import Tiling, dims_of
-from tests.emulate.cases import Given
+from tests.emulate.cases import Example
 from tests.layers.reference import Answer, Host, draw, moe_reference, reference
 
 BLOCK = 128
@@ -95,7 +95,7 @@ def _dims(sizes: Sizes, tiling: Tiling) -> dict[str, int]:
 
 def multiplied(
     sizes: Sizes, scaling: Scaling, tiling: Tiling, dtype: str = "bfloat16"
-) -> Given:
+) -> Example:
     """For matmul_graph."""
     inputs, answers = _products(sizes, scaling, ["w"], dtype)
     return [inputs], answers, _dims(sizes, tiling)
@@ -103,7 +103,7 @@ def multiplied(
 
 def gated(
     sizes: Sizes, scaling: Scaling, tiling: Tiling, dtype: str = "bfloat16"
-) -> Given:
+) -> Example:
     """For gated_parts."""
     inputs, (left, right) = _products(sizes, scaling, ["gate", "up"], dtype)
     active = silu(left.expected)
@@ -199,7 +199,7 @@ def quantized_mlps(
 
 def mlp(
     ranks: int, rows: int, hidden: int, inner: int, scaling: Scaling, *tilings: Tiling
-) -> Given:
+) -> Example:
     """For mlp_tiles_graph. tilings: of gate_up and of down."""
     rng, shares, inputs = np.random.default_rng(3), [], []
     for _ in range(ranks):
@@ -227,7 +227,7 @@ def moe(
     scaling: Scaling,
     dtype: str = "bfloat16",
     shared: int = 0,
-) -> Given:
+) -> Example:
     """For a mixture on one rank. sizes: experts, hidden and inner. shared: the inner
     size of a shared expert with a gate."""
     experts, hidden, inner = sizes

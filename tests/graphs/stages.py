@@ -22,7 +22,7 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ir.function import COMPUTE, LOAD, TENSOR, TmaBox
-from tests.emulate.cases import Given
+from tests.emulate.cases import Example
 from tests.graphs.calls import Task, calls
 from tests.graphs.dense import own_rows
 from tests.layers.reference import Answer, draw
@@ -90,7 +90,7 @@ def in_stages(*sizes: tuple[int, int]) -> dict[str, Any]:
     return {"copies": [(copy_stages(s), rows) for s, rows in sizes], "columns": (64,)}
 
 
-def copies(rows: int) -> Given:
+def copies(rows: int) -> Example:
     x = draw(np.random.default_rng(9), (rows, 64), "bfloat16")
     wide = x.astype(np.float32)
     return [{"x": x}], [Answer(wide, np.abs(wide))], {"n": rows}
@@ -125,7 +125,7 @@ def gathered_last(world_size: int) -> GraphFunction:
     return calls(world_size, tasks=[plain, gated], dims="k n", parts=parts)
 
 
-def gathered(k: int, n: int) -> Given:
+def gathered(k: int, n: int) -> Example:
     rng = np.random.default_rng(11)
     x, gate_up = draw(rng, (ROWS, k), "bfloat16"), draw(rng, (1, 2 * n, k), "bfloat16")
     tokens = rng.integers(0, ROWS, ROWS).astype(np.int32)

@@ -9,7 +9,7 @@ import numpy as np
 from etc_dist.functions.wide_tile import WIDE, RowTiles
 from etc_dist.ir import Graph, device_function, graph_function, span
 from etc_dist.ir.tensor import numpy_dtype
-from tests.emulate.cases import Given
+from tests.emulate.cases import Example
 from tests.layers.reference import Answer
 
 ROWS, N = 5, 64
@@ -83,7 +83,7 @@ def products_of(arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     return products
 
 
-def turned() -> Given:
+def turned() -> Example:
     arrays = layers_to_turn(3)
     y = products_of(arrays)[-1][:1]
     return [arrays], [Answer(y, np.abs(y))], {"layers": 3}
