@@ -251,13 +251,22 @@ class ArgumentTable:
 
     def _scaling(self, arrays: Mapping[str, Array]) -> Scaling | None:
         """How the weights are scaled, all alike; None if they are not."""
-        scalings = set[Scaling | None]()
+        of_weights = list[tuple[Scaling | None, bool]]()
         for name in self._scalable:
             codes, scales = arrays[name], arrays.get(scales_name(name))
             if scales is None and codes.dtype.startswith("float8"):
                 wanted = f"{name} of {' or '.join(DTYPES)}, or a ScaledWeight"
                 raise self.error(wanted, f"{described(codes)}, without scales")
-            scalings.add(None if scales is None else scaling_of(codes, scales))
+            scaling = None if scales is None else scaling_of(codes, scales)
+            is_one_block = scales is not None and _is_one_block(codes, scales)
+            of_weights.append((scaling, is_one_block))
+        has_blocks = any(s is not None and s.per == PER_BLOCK for s, _ in of_weights)
+        scalings = {
+            replace(s, per=PER_BLOCK)
+            if s is not None and is_one_block and (has_blocks or self._quantizes)
+            else s
+            for s, is_one_block in of_weights
+        }
         if len(scalings) > 1:
             kinds = [
                 scaling.w_layout if scaling else "no scales" for scaling in scalings
@@ -267,20 +276,12 @@ class ArgumentTable:
         scaling = next(iter(scalings), None)
         if not self._quantizes:
             return scaling
-        if scaling is not None and self._has_one_block(arrays):
-            scaling = replace(scaling, per=PER_BLOCK)
         if scaling is None or scaling.per != PER_BLOCK:
             wanted = (
                 "weights with scales of blocks of 128 x 128, for float8 activations"
             )
             raise self.error(wanted, described(*arrays.values()))
         return replace(scaling, quantizes=True)
-
-    def _has_one_block(self, arrays: Mapping[str, Array]) -> bool:
-        """Whether each weight is a block: its scale [1, 1] is also one for all."""
-        shapes = [arrays[name].shape for name in self._scalable]
-        scales = [arrays[scales_name(name)].shape for name in self._scalable]
-        return max(map(max, shapes)) <= BLOCK and {*scales} == {(1, 1)}
 
     def _bind(
         self,
@@ -327,3 +328,9 @@ class ArgumentTable:
             for shape in shapes
         ]
         check_arrays(self.name, expected, arrays, device, may_be_empty=may_be_empty)
+
+
+def _is_one_block(codes: Array, scales: Array) -> bool:
+    """Whether a weight, or that of each expert, is a block: its scale [1, 1] is that of
+    the block and one for all."""
+    return max(codes.shape[-2:]) <= BLOCK and scales.shape == (*codes.shape[:-2], 1, 1)

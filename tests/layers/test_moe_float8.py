@@ -167,13 +167,17 @@ def test_codes_of_nan_and_scales_of_zero_reach_the_results(one_rank, arrays):
             assert (off <= 2**-6 * answer.magnitude[~is_nan] + 1e-6).all()
 
 
+# Also where down has one block, whose scale might be that of a matrix.
 @pytest.mark.mpi(ranks=[1])
-def test_quantized_experts_come_close_to_their_weights(one_rank, arrays, rng):
-    shapes = {"gate_up": (8, 288, 272), "down": (8, 272, 144)}
+@pytest.mark.parametrize(("hidden", "inner"), [(272, 144), (128, 96)])
+def test_quantized_experts_come_close_to_their_weights(
+    hidden, inner, one_rank, arrays, rng
+):
+    shapes = {"gate_up": (8, 2 * inner, hidden), "down": (8, hidden, inner)}
     w = {name: draw(rng, s, "bfloat16", s[2] ** -0.5) for name, s in shapes.items()}
     scaled = {name: etc_dist.quantize(weight) for name, weight in w.items()}
-    router = draw(rng, (8, 272), "bfloat16", 272**-0.5)
-    x = draw(rng, (20, 272), "bfloat16")
+    router = draw(rng, (8, hidden), "bfloat16", hidden**-0.5)
+    x = draw(rng, (20, hidden), "bfloat16")
     put = [arrays.put_scaled(*pair) for pair in scaled.values()]
     with MoE(arrays.put(router), *put, top_k=2, world=one_rank) as layer:
         y = arrays.get(layer(arrays.put(x)))
