@@ -22,7 +22,7 @@ from etc_dist.ops.matmul_reduce_scatter import (
     FLOAT_FAMILY,
     matmul_reduce_scatter_graph,
 )
-from etc_dist.ops.tile_model import Tiling
+from etc_dist.ops.tile_model import Tiling, dims_of
 from tests.emulate.cases import (
     Example,
     all_gather_matmul,
@@ -63,7 +63,7 @@ from tests.graphs.running_sums import running_sums, sums_over_ranks
 from tests.graphs.scaled import gated as gated_by_scaled
 from tests.graphs.scaled import mlp as scaled_mlp
 from tests.graphs.scaled import moe as scaled_moe
-from tests.graphs.scaled import multiplied
+from tests.graphs.scaled import multiplied, products_of_ranks
 from tests.graphs.stages import (
     SIZES,
     copied,
@@ -173,6 +173,19 @@ def scaled_experts(graph: Any, tokens: int, **options: Any) -> Case:
     options |= {"experts": 8, "top_k": 2, "w_layout": BLOCKS.w_layout}
     inputs = partial(scaled_moe, tokens, (8, 272, 208), BLOCKS)
     return Case(partial(graph, 1, **options), inputs, NEVER, workers=2)
+
+
+def gathered_codes(rows: int, n: int, k: int) -> Case:
+    """Of two ranks, each of which quantizes its rows and sends codes and scales."""
+    shapes, layout = [WIDE_FLOAT8], FLOAT8_BLOCKS.w_layout
+    graph = partial(all_gather_matmul_graph, 2, shapes=shapes, w_layout=layout)
+
+    def given() -> Given:
+        sizes = {"rows": rows, "n": n, "k": k}
+        dims = sizes | dims_of(Tiling(0, WIDE_FLOAT8.columns))
+        return *products_of_ranks(graph(), "gather", dims, FLOAT8_BLOCKS), dims
+
+    return Case(graph, given, NEVER, workers=2)
 
 
 BLOCKS = Scaling(PER_BLOCK, "float32")
@@ -350,6 +363,7 @@ CASES = {
         NEVER,
         workers=2,
     ),
+    "float8, gather": gathered_codes(20, 104, 272),
     "scaled, turns": scaled_blocks(TURNS, (9, 136, 1296), Tiling(0, 48)),
     # Own rows of one tile; parts of k of both matmuls.
     "scaled mlp": Case(
