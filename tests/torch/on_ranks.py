@@ -109,21 +109,20 @@ def check_all_gather() -> None:
 
 
 def check_scaled_collectives() -> None:
-    """Of codes and scales by which all products are exact, with and without codes for
-    x, whose numbers are codes, too."""
+    """Of codes, scales and numbers of x by which all products are exact."""
     codes, scales = etc_dist.quantize(random(24, 144).detach().float())
     scales = torch.exp2(scales.log2().round())
     W = codes.float() * scales.repeat_interleave(128, 1)[:, :144]
     signs = random(2, 32, 144).detach().sign() * 448
-    for options in ({}, {"activations": "float8"}):
-        for x, dim in ((signs[0], 0), (signs, 1)):
-            operands, own_sum = (x, codes, scales), summed(x.float() @ W.t(), dim)
-            y = ops.scaled_matmul_reduce_scatter(*operands, "sum", dim, name, **options)
-            assert_close(y, own_sum)
-            y = ops.scaled_all_gather_matmul(*operands, dim, name, **options)
-            assert_close(y, joined(x, dim) @ W.t())
-            y = ops.scaled_matmul_all_reduce(*operands, "sum", name, **options)
-            assert_close(y, joined(own_sum, dim))
+    float8 = {"activations": "float8"}
+    for x, dim in ((signs[0], 0), (signs, 1)):
+        operands, own_sum = (x, codes, scales), summed(x.float() @ W.t(), dim)
+        y = ops.scaled_matmul_reduce_scatter(*operands, "sum", dim, name, **float8)
+        assert_close(y, own_sum)
+        y = ops.scaled_all_gather_matmul(*operands, dim, name, **float8)
+        assert_close(y, joined(x, dim) @ W.t())
+        y = ops.scaled_matmul_all_reduce(*operands, "sum", name, **float8)
+        assert_close(y, joined(own_sum, dim))
 
 
 def check_gradients_of_reduce_scatter() -> None:
