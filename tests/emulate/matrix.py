@@ -180,12 +180,12 @@ def gathered_codes(rows: int, n: int, k: int) -> Case:
     shapes, layout = [WIDE_FLOAT8], FLOAT8_BLOCKS.w_layout
     graph = partial(all_gather_matmul_graph, 2, shapes=shapes, w_layout=layout)
 
-    def given() -> Given:
+    def make_example() -> Example:
         sizes = {"rows": rows, "n": n, "k": k}
         dims = sizes | dims_of(Tiling(0, WIDE_FLOAT8.columns))
         return *products_of_ranks(graph(), "gather", dims, FLOAT8_BLOCKS), dims
 
-    return Case(graph, given, NEVER, workers=2)
+    return Case(graph, make_example, NEVER, workers=2)
 
 
 BLOCKS = Scaling(PER_BLOCK, "float32")
