@@ -27,6 +27,8 @@ from benchmarks.tables import Row, by, latest, markdown
 
 SEEDS = (1, 2, 3)
 """The numbers of the seeds of a commit."""
+NAMED_MIXTURE = "qwen3-30b-a3b"
+"""The one that `mixture_float8` measures beside drawn ones."""
 STEP, LEAST = 64, 768
 """N and K are multiples of STEP, from LEAST on."""
 MOST_ELEMENTS, MOST_PRODUCTS = 2e8, 1.2e11
@@ -77,6 +79,7 @@ SIZES: Mapping[str, Sizes] = {
     "matmul_float8_activations": Sizes(24, (1024, 8192), (PLAIN,)),
     "float8_all_gather": Sizes(24, (256, 2048), (PLAIN,)),
     "float8_reduce_scatter": Sizes(24, (256, 2048), (PLAIN,)),
+    "mlp_float8": Sizes(12, (1, 32), (PLAIN,)),
 }
 """By the kind of record. N and K of an MLP are hidden and inner size of a rank."""
 
@@ -240,6 +243,14 @@ def _of_nccl(r: Record) -> float:
     return float(r.baselines_ms["nccl"] / r.ours_ms)
 
 
+def _is_named(r: Record) -> bool:
+    return bool(r.model == NAMED_MIXTURE)
+
+
+def _is_drawn(r: Record) -> bool:
+    return not _is_named(r)
+
+
 def _has_many_weights(r: Record) -> bool:
     return bool(r.N * r.K >= MANY_WEIGHTS)
 
@@ -338,6 +349,15 @@ GATES: Mapping[str, Sequence[Gate]] = {
             Gate("least", _always, min),
         ),
     ),
+    "mixture_float8": [
+        Gate("Qwen3-30B-A3B, one token", _is_named, min, 1.35),
+        Gate("drawn, M 1 to 32: geometric mean", _is_drawn, geometric_mean, 1.6),
+        Gate("drawn, M 1 to 32: least", _is_drawn, min),
+    ],
+    "mlp_float8": [
+        Gate("M 1 to 32: geometric mean", _always, geometric_mean, 1.6),
+        Gate("M 1 to 32: least", _always, min),
+    ],
     "matmul_float8_activations": [
         Gate("geometric mean", _always, geometric_mean, 1.5),
         Gate("least", _always, min),
@@ -375,6 +395,8 @@ TITLES = {
     "float8_all_gather": "AllGather + GEMM with activations in float8 against 16 bits",
     "float8_reduce_scatter": "GEMM + Reduce-Scatter with activations in float8 against "
     "16 bits",
+    "mixture_float8": "Mixture of experts by float8 weights against 16-bit weights",
+    "mlp_float8": "MLP by float8 weights against 16-bit weights",
 }
 PREFACE = """
 ## Random sizes

@@ -253,6 +253,12 @@ KINDS: Mapping[str, Kind] = {
         "ours_spread_ms",
         "policy predicted_us",
     ),
+    "mixture_float8": _kind(
+        _RANDOM + "experts top_k active_experts routing router limit_ms of_limit "
+        "ours_spread_ms",
+        "policy predicted_us",
+    ),
+    "mlp_float8": _kind(_RANDOM, "policy predicted_us"),
     **dict.fromkeys(
         ("all_reduce", "all_reduce_norm", "matmul_all_reduce"),
         _kind(_RANDOM + "num_bytes baselines_ms", "policy predicted_us"),

@@ -144,20 +144,27 @@ class MoEWorkload(Workload):
     @cached_property
     def whole(self) -> SparseBlock:
         """The weights of all ranks, scaled to keep the deviation of x."""
-        hidden, inner, experts, _ = self.model
-        shapes = {
-            "router": ((experts, hidden), hidden),
-            "gate and up": ((experts, 2 * inner, hidden), hidden),
-            "down": ((experts, hidden, inner), inner),
-        }
-        router, gate_up, down = (
-            self.device.random(shape, self.dtype, f"{self.name} {name}", summed**-0.5)
-            for name, (shape, summed) in shapes.items()
-        )
+        hidden, experts = self.model.hidden, self.model.experts
+        router = self.draw_weight("router", (experts, hidden))
         for n in range(self.biases):
             bias = routing_bias(self.routing, self.model, experts + n)
             router[:, n] = self.device.xp.asarray(bias).astype(router.dtype)
-        return SparseBlock(router, gate_up, down, self.router)
+        return SparseBlock(router, *self.draw_experts(), self.router)
+
+    def draw_weight(self, name: str, shape: Sequence[int]) -> Any:
+        """One that keeps the deviation of what it multiplies."""
+        name, deviation = f"{self.name} {name}", shape[-1] ** -0.5
+        return self.device.random(tuple(shape), self.dtype, name, deviation)
+
+    def draw_experts(self) -> tuple[Any, Any]:
+        """gate_up and down of all experts."""
+        hidden, inner, experts, _ = self.model
+        gate_up = self.draw_weight("gate and up", (experts, 2 * inner, hidden))
+        return gate_up, self.draw_weight("down", (experts, hidden, inner))
+
+    def expert_weights(self, expert: int) -> tuple[Any, Any]:
+        """gate_up and down of an expert in fp32."""
+        return wide(self.whole.gate_up[expert]), wide(self.whole.down[expert])
 
     def make_weights(self) -> tuple[Any, ...]:
         block = self.whole
@@ -206,7 +213,7 @@ class MoEWorkload(Workload):
         return []
 
     def reference(self, number: int = 0) -> Any:
-        xp, block, inner = self.device.xp, self.whole, self.model.inner
+        xp, inner = self.device.xp, self.model.inner
         first = self.world.rank * self.rows if self.parallel == "tensor" else 0
         x = self.xs[number][first : first + self.rows]
         rows, (_, weight) = wide(x), self.choose(x)
@@ -215,9 +222,10 @@ class MoEWorkload(Workload):
             token = xp.flatnonzero(weight[:, expert])
             if not token.size:
                 continue
-            gate_and_up = rows[token] @ wide(block.gate_up[expert]).T
+            gate_up, down = self.expert_weights(expert)
+            gate_and_up = rows[token] @ gate_up.T
             gate, up = gate_and_up[:, :inner], gate_and_up[:, inner:]
-            result = (gate / (1 + xp.exp(-gate)) * up) @ wide(block.down[expert]).T
+            result = (gate / (1 + xp.exp(-gate)) * up) @ down.T
             total[token] += weight[token, expert][:, None] * result
         return total
 
@@ -329,11 +337,14 @@ def routing_bias(routing: str, model: Model, seed: int) -> Any:
     return bias
 
 
-def limit_ms(model: Model, tokens: float, active: float) -> float:
+def limit_ms(
+    model: Model, tokens: float, active: float, element_bytes: int = 2
+) -> float:
     """The longer time: reading the active experts' weights, or the GEMMs."""
     weights = 3 * model.hidden * model.inner
-    flops = tokens * model.top_k * 2 * weights
-    return roofline_ms(active * weights * 2, flops, (MEMORY_BYTES_PER_S, FLOP_PER_S))
+    num_bytes, flops = active * weights * element_bytes, tokens * model.top_k * 2
+    rates = MEMORY_BYTES_PER_S, FLOP_PER_S
+    return roofline_ms(num_bytes, flops * weights, rates)
 
 
 def add_options(parser: ArgumentParser) -> None:

@@ -147,8 +147,9 @@ def _margins(values: Any, num_best: int) -> Any:
     return values[:, -num_best] - values[:, -num_best - 1]
 
 
-def operation_for(draw: MixtureDraw, world: World) -> SharedMoE:
+def operation_for(draw: MixtureDraw, world: World, w_layout: str = "nk") -> SharedMoE:
     return SharedMoE(
+        is_scaled=w_layout != "nk",
         mixture=Mixture(draw.experts, draw.router),
         hidden=draw.n,
         inner=draw.k,
@@ -157,21 +158,24 @@ def operation_for(draw: MixtureDraw, world: World) -> SharedMoE:
     )
 
 
-def graph_for(draw: MixtureDraw, world: World) -> GraphFunction:
+def graph_for(draw: MixtureDraw, world: World, w_layout: str = "nk") -> GraphFunction:
     """Of the program that serves a draw's tokens."""
     dims = {"tokens": draw.rows}
     candidate = next(
         candidate
-        for candidate in operation_for(draw, world).candidates()
+        for candidate in operation_for(draw, world, w_layout).candidates()
         if candidate.serves(dims)
     )
-    return candidate.graph(world.size, **candidate.options, dtype=draw.variant.dtype)
+    options = {**candidate.options, "dtype": draw.variant.dtype}
+    return candidate.graph(world.size, **options, w_layout=w_layout)
 
 
 class RandomMixture(Random, MoEWorkload):
     """The layer `MoE` at a draw's sizes: its program, with the weights as arguments."""
 
     op = "random_mixture"
+    element_bytes = 2
+    """Of a weight of an expert."""
     draw_of: MixtureDraw
     protocol = PROTOCOL.format(calls="each call a replayed CUDA graph; inputs and")
 
@@ -185,7 +189,7 @@ class RandomMixture(Random, MoEWorkload):
         self.inputs = self.copies = 1
         if isinstance(device, Gpu):
             unread = (1 - router.top_k / drawn.experts) ** drawn.rows
-            of_expert = bytes_of_expert(drawn.n, drawn.k)
+            of_expert = bytes_of_expert(drawn.n, drawn.k) * self.element_bytes // 2
             of_rows = 2 * drawn.rows * drawn.n * (2 + router.top_k)
             num_bytes = of_expert * drawn.experts * (1 - unread) + of_rows
             self.inputs = min(MOST_TURNS, taking_turns(num_bytes, least=1))

@@ -11,10 +11,16 @@ import pytest
 
 from benchmarks import harness, run
 from benchmarks.device import DTYPES
-from benchmarks.random_sizes import seed_of, summary
+from benchmarks.random_sizes import NAMED_MIXTURE, seed_of, summary
 from benchmarks.records import read
-from benchmarks.subjects import matmul, random_mixture, random_sizes
+from benchmarks.subjects import (
+    layers_float8,
+    matmul,
+    random_mixture,
+    random_sizes,
+)
 from benchmarks.subjects._moe_torch import Torch
+from benchmarks.subjects.moe import Model
 from benchmarks.subjects.random_mixture import (
     MOST_BYTES,
     ROUTERS,
@@ -142,3 +148,32 @@ def test_drawn_mixtures_are_recorded_beside_the_rival(
         assert r.speedup == 1 and r.limit_ms > 0 and r.router in ROUTERS
     names = [graph.name for graph in graphs]
     assert names == [r.path.split(",")[0] for r in results]
+
+
+def test_float8_mixtures_are_recorded_beside_16_bit_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    graphs: list[GraphFunction] = []
+    small = Model(128, 192, 16, 8)
+    monkeypatch.setenv("BENCH_COMMIT", "0123abc")
+    monkeypatch.setattr(harness, "open_device", StandIn)
+    monkeypatch.setattr(layers_float8, "compile_at_once", graphs.extend)
+    monkeypatch.setattr(layers_float8, "MODELS", {NAMED_MIXTURE: small})
+    monkeypatch.setattr(layers_float8, "Ranges", lambda rows: random_mixture.SMALL)
+    monkeypatch.setattr(matmul, "ROTATED_BYTES", 3e6)
+    monkeypatch.setattr(random_sizes, "REPEATS", 2)
+    plain: Callable[..., Any] = lambda gpu, call: call  # noqa: E731
+    monkeypatch.setattr("benchmarks.workload.captured_ours", plain)
+    path = tmp_path / "some.jsonl"
+    command = f"mixture_float8 --seeds 1 --draws 2 --cpu --record {path}"
+    assert run.main(command.split()) == 1
+    _, of_model, of_draw, last = read(path)
+    assert last.failed == [
+        "Qwen3-30B-A3B, one token 1 1.000 1.350 no",
+        "drawn, M 1 to 32: geometric mean 1 1.000 1.600 no",
+    ]
+    assert (of_model.model, of_model.M, of_draw.model) == (NAMED_MIXTURE, 1, "draw 0")
+    for r in (of_model, of_draw):
+        assert 0 < r.error < 3.75e-3 and 0 < r.baseline_error < 12e-3
+        assert r.speedup == 1 and r.w_layout == layers_float8.SCALING.w_layout
+    assert len(graphs) == 4

@@ -170,6 +170,19 @@ def test_float8_weights_have_gates_by_size(
     assert value == text and len(gates) == (2 if changes["N"] == 8000 else 1)
 
 
+def test_float8_mixtures_have_a_gate_for_the_named_one() -> None:
+    op = "mixture_float8"
+    rows = [
+        record(op, model=name, speedup=speedup)
+        for name, speedup in (
+            ("qwen3-30b-a3b", 1.36),
+            ("draw 0", 1.5),
+            ("draw 1", 1.6),
+        )
+    ]
+    assert list(met(op, rows).values()) == ["yes", "no", "-"]
+
+
 def test_float8_activations_are_compared_with_the_scaled_product_of_torch() -> None:
     op = "matmul_float8_activations"
     absent = record(op, speedup=1.5, ours_ms=0.1)

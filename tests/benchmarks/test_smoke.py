@@ -58,6 +58,8 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(1, "matmul_float8 --activations float8", marks=ONE),
         pytest.param(1, "random_matmul --seeds 1", marks=ONE),
         pytest.param(1, "random_mixture --seeds 1", marks=ONE),
+        pytest.param(1, "mixture_float8 --seeds 1", marks=ONE),
+        pytest.param(1, "mlp_float8 --seeds 1", marks=ONE),
         pytest.param(1, "random_decode --seeds 1 --steps 2", marks=ONE),
         pytest.param(
             1, "random_decode --seeds 1 --steps 2 --model small-sinks", marks=ONE
