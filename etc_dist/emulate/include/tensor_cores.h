@@ -81,16 +81,16 @@ static void multiply_codes(const WgmmaOp& p, uint32_t row) {
   for (uint32_t half = 0; half < 2; ++half) {
     read_row(bits, p.a, row + half * 8, false), widen_codes(a[half], bits);
   }
+  Four rows[32];
+  for (uint32_t k = 0; k < 32; ++k) rows[k] = Four{a[0][k], a[0][k], a[1][k], a[1][k]};
+  Four* const sums = reinterpret_cast<Four*>(p.sums);  // of two rows and two columns
   for (uint32_t i = 0; i < uint32_t(p.columns) / 8; ++i) {
     for (uint32_t n = 0; n < 2; ++n) {
       read_row(bits, p.b, i * 8 + own->id % 4 * 2 + n, false), widen_codes(b[n], bits);
     }
-    float* const sums = p.sums + 4 * i;
-    for (uint32_t j = 0; j < 4; ++j) {
-      float sum = p.adds ? sums[j] : 0;
-      for (uint32_t k = 0; k < 32; ++k) sum += a[j / 2][k] * b[j % 2][k];
-      sums[j] = sum;
-    }
+    Four sum = p.adds ? sums[i] : Four{};
+    for (uint32_t k = 0; k < 32; ++k) sum += rows[k] * Four{b[0][k], b[1][k], b[0][k], b[1][k]};
+    sums[i] = sum;
   }
 }
 void multiply(const WgmmaOp& p) {
