@@ -8,19 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from etc_dist.errors import ArgumentError
-from etc_dist.functions.scaled_weights import (
-    BLOCK,
-    E4M3,
-    PER_BLOCK,
-    Scaling,
-    scales_name,
-)
+from etc_dist.functions.scaled_weights import E4M3, PER_BLOCK, Scaling, scales_name
 from etc_dist.ir import GraphFunction
-from etc_dist.ops.scaled_weight import (
-    ScaledWeight,
-    inspect_scaled,
-    scaling_of,
-)
+from etc_dist.ops.scaled_weight import ScaledWeight, inspect_scaled, scalings_of
 from etc_dist.runtime.array_checks import Expected, check_arrays
 from etc_dist.runtime.arrays import Array, described, empty_like, inspect
 
@@ -251,22 +241,14 @@ class ArgumentTable:
 
     def _scaling(self, arrays: Mapping[str, Array]) -> Scaling | None:
         """How the weights are scaled, all alike; None if they are not."""
-        of_weights = list[tuple[Scaling | None, bool]]()
+        pairs = list[tuple[Array, Array | None]]()
         for name in self._scalable:
             codes, scales = arrays[name], arrays.get(scales_name(name))
             if scales is None and codes.dtype.startswith("float8"):
                 wanted = f"{name} of {' or '.join(DTYPES)}, or a ScaledWeight"
                 raise self.error(wanted, f"{described(codes)}, without scales")
-            scaling = None if scales is None else scaling_of(codes, scales)
-            is_one_block = scales is not None and _is_one_block(codes, scales)
-            of_weights.append((scaling, is_one_block))
-        has_blocks = any(s is not None and s.per == PER_BLOCK for s, _ in of_weights)
-        scalings = {
-            replace(s, per=PER_BLOCK)
-            if s is not None and is_one_block and (has_blocks or self._quantizes)
-            else s
-            for s, is_one_block in of_weights
-        }
+            pairs.append((codes, scales))
+        scalings = scalings_of(pairs, has_blocks=self._quantizes)
         if len(scalings) > 1:
             kinds = [
                 scaling.w_layout if scaling else "no scales" for scaling in scalings
@@ -328,9 +310,3 @@ class ArgumentTable:
             for shape in shapes
         ]
         check_arrays(self.name, expected, arrays, device, may_be_empty=may_be_empty)
-
-
-def _is_one_block(codes: Array, scales: Array) -> bool:
-    """Whether a weight, or that of each expert, is a block: its scale [1, 1] is that of
-    the block and one for all."""
-    return max(codes.shape[-2:]) <= BLOCK and scales.shape == (*codes.shape[:-2], 1, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -88,6 +89,32 @@ def scaling_of(codes: Array, scales: Array) -> Scaling:
         if scales.shape in [(*stack, *shape) for shape in accepted]:
             return Scaling(per, scales.dtype)
     raise _misfit(codes, scales)
+
+
+def scalings_of(
+    weights: Sequence[tuple[Array, Array | None]], *, has_blocks: bool = False
+) -> set[Scaling | None]:
+    """How weights are scaled that an operation multiplies by together; None for those
+    without scales. The one scale of a weight of one block is that of the block if
+    another one has scales of blocks, or with `has_blocks`."""
+    scalings = [
+        None if scales is None else scaling_of(codes, scales)
+        for codes, scales in weights
+    ]
+    has_blocks |= any(s is not None and s.per == PER_BLOCK for s in scalings)
+    return {
+        replace(scaling, per=PER_BLOCK)
+        if has_blocks and scaling is not None and _is_one_block(*weight)
+        else scaling
+        for scaling, weight in zip(scalings, weights, strict=True)
+    }
+
+
+def _is_one_block(codes: Array, scales: Array | None) -> bool:
+    """Whether a weight, or that of each expert, is a block with a scale [1, 1]."""
+    one_each = (*codes.shape[:-2], 1, 1)
+    is_one = scales is not None and scales.shape == one_each
+    return is_one and max(codes.shape[-2:]) <= BLOCK
 
 
 def _misfit(codes: Array, scales: Array) -> ArgumentError:

@@ -16,8 +16,14 @@ from etc_dist.functions.scaled_weights import PER_BLOCK, scales_name
 from etc_dist.layers.moe import MAX_CHOICES, PACKED_INNER
 from etc_dist.layers.moe_graph import chosen_experts_graph
 from etc_dist.layers.plain import odd_activation
-from etc_dist.ops.scaled_weight import ScaledWeight, inspect_scaled, scaling_of
+from etc_dist.ops.scaled_weight import (
+    ScaledWeight,
+    inspect_scaled,
+    scaling_of,
+    scalings_of,
+)
 from etc_dist.program import Program
+from etc_dist.runtime.arrays import Array, inspect
 from etc_dist.torch import ops
 from etc_dist.torch.tensors import as_array, dtype_name
 from etc_dist.world import World
@@ -135,21 +141,23 @@ def _add_weights(
     arrays: dict[str, Any], weights: dict[str, tuple[Tensor, Tensor | None]]
 ) -> str:
     """Add weights, and the scales of those that have some. Returns their layout."""
-    layouts = []
+    pairs = list[tuple[Array, Array | None]]()
     for name, (w, scales) in weights.items():
-        arrays[name], layout = as_array(w), "nk"
-        if scales is not None:
-            scaled = ScaledWeight(arrays[name], as_array(scales))
-            scaling = scaling_of(*inspect_scaled(name, scaled).values())
-            if scaling.per != PER_BLOCK:
-                scales = scales.view(w.shape[0], -1, 1)
-            arrays[scales_name(name)] = as_array(scales)
-            layout = scaling.w_layout
-        layouts.append(layout)
-    if len({*layouts}) > 1:
-        wanted = "both with scales of one kind and dtype, or none"
-        raise ops.refusal("moe_experts", "the scales", wanted, ", ".join(layouts))
-    return layouts[0]
+        arrays[name] = as_array(w)
+        if scales is None:
+            pairs.append((inspect(name, arrays[name]), None))
+            continue
+        scaled = ScaledWeight(arrays[name], as_array(scales))
+        codes, of_codes = inspect_scaled(name, scaled).values()
+        pairs.append((codes, of_codes))
+        if scaling_of(codes, of_codes).per != PER_BLOCK:
+            scales = scales.view(w.shape[0], -1, 1)
+        arrays[scales_name(name)] = as_array(scales)
+    layouts = {s.w_layout if s is not None else "nk" for s in scalings_of(pairs)}
+    if len(layouts) > 1:
+        wanted, got = "of one kind and dtype for both, or none", sorted(layouts)
+        raise ops.refusal("moe_experts", "scales", wanted, ", ".join(got))
+    return layouts.pop()
 
 
 def _checked(ids: Tensor, experts: int) -> Tensor:

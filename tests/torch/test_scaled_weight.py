@@ -169,5 +169,24 @@ def test_chosen_experts_have_scales(group):
         options = {"gate_up_scales": gate_up[1], "down_scales": scales}
         y = ops.moe_experts(x, ids, weights, gate_up[0], down[0], **options)
         assert_close(y, wide)
-    with pytest.raises(ArgumentError, match="the argument the scales|nk"):
+    with pytest.raises(ArgumentError, match="scales: of one kind(?s:.)*, nk\n"):
         ops.moe_experts(x, ids, weights, gate_up[0], down[2], gate_up_scales=gate_up[1])
+
+
+def test_chosen_experts_of_one_block_have_its_scale(group):
+    """Gate and up have two blocks."""
+    x, weights = torch.randn(20, 128).bfloat16(), torch.rand(20, 1)
+    ids = torch.randint(4, (20, 1))
+    w = [torch.randn(4, *shape) / 8 for shape in ((192, 128), (128, 96))]
+    (gate_up, up_scales), (down, down_scales) = map(etc_dist.quantize, w)
+    assert (up_scales.shape[1], down_scales.shape[1]) == (2, 1)
+    options = {"gate_up_scales": up_scales, "down_scales": down_scales}
+    y = ops.moe_experts(x, ids, weights, gate_up, down, **options)
+    wide = [
+        (codes.float() * scales.repeat_interleave(128, 1)[:, : codes.shape[1]])
+        for codes, scales in ((gate_up, up_scales), (down, down_scales))
+    ]
+    gate, up = torch.einsum("mh,mih->mi", x.float(), wide[0][ids[:, 0]]).chunk(2, 1)
+    active = torch.nn.functional.silu(gate) * up
+    expected = torch.einsum("mi,mhi->mh", active, wide[1][ids[:, 0]]) * weights
+    assert (y - expected).norm() < 0.01 * expected.norm()
