@@ -40,6 +40,7 @@ from benchmarks.serve_client import Stream, drive, times_of
 from benchmarks.subjects.decode_vllm import ENVIRONMENT
 from benchmarks.workload import DTYPE
 from etc_dist.models import Batch, Model, load
+from etc_dist.serve.serve_command import PACKAGES
 
 ON_GPU = {"model": "qwen3-8b", "clients": [1, 32, 64], "prompt": 512}
 ON_GPU |= {"tokens": 100, "waves": 3}
@@ -352,6 +353,8 @@ def most_added(count: int) -> float:
 
 
 def refusal(options: Namespace) -> str:
+    if lacking := [name for name in PACKAGES if find_spec(name) is None]:
+        return f"the server needs packages that are not installed: {', '.join(lacking)}"
     if options.vllm and find_spec("vllm") is None:
         return "--vllm: the package vllm is not on the path"
     return ""

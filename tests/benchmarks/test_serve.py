@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from typing import Any
 
 import pytest
 
 from benchmarks.serve_client import Stream, stream_of, times_of
+from benchmarks.subjects import serve
 from benchmarks.subjects.serve import most_added
 
 LAST = "[DONE]"
@@ -79,3 +81,8 @@ def test_steps_are_timed_while_all_streams_have_tokens() -> None:
 
 def test_numbers_of_clients_have_the_gate_of_the_next_larger_one() -> None:
     assert [most_added(n) for n in (1, 8, 64, 99)] == [1.05, 1.12, 1.15, 1.15]
+
+
+def test_lacking_packages_are_named_before_a_model_is_written(monkeypatch) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda name: name == "starlette" or None)
+    assert serve.refusal(Namespace(vllm=False)).endswith("not installed: uvicorn")
