@@ -43,7 +43,7 @@ def matmul_graph(
     w = weight_input(g, "w", w_layout, n, k, dtype)
     y = g.output("y", (m, n), dtype)
     tiles = tiles_of_dims(g, "", shapes, m, w_layout)
-    rows, quantized = rows_for(g, "", tiles, x, n, None)
+    rows, quantized = rows_for(g, "", tiles, x, n, None, is_local=True)
     TiledMatmul(g, "", tiles, dtype, rows, [w], y).add(quantized)
 
 

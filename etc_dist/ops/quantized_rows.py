@@ -29,10 +29,18 @@ Rows = Tensor | ScaledTensor
 
 
 def rows_for(
-    g: Graph, name: str, tiles: Tiles, x: Tensor, n: Expr, waits: RowEvents | None
+    g: Graph,
+    name: str,
+    tiles: Tiles,
+    x: Tensor,
+    n: Expr,
+    waits: RowEvents | None,
+    *,
+    is_local: bool = False,
 ) -> tuple[Rows, RowEvents | None]:
     """What `tiles` multiply for x [m, k], and the events of its rows: x and `waits`,
-    its own, or quantized rows. n: the columns of the matmul."""
+    its own, or quantized rows. n: the columns of the matmul. is_local: several ranks,
+    too, have no transfers."""
     if not tiles.quantizes:
         return x, waits
     # Some rows on the tensor lane first, at once the others on the transfer lane; all
@@ -41,7 +49,7 @@ def rows_for(
     m, k, block = *x.shape, tiles.rows
     codes, scales = rows = quantized_tensors(g, name, x)
     num_blocks = g.let(f"{name}quantized_blocks", ceildiv(m, block))
-    is_at_once = waits is not None or g.world_size > 1
+    is_at_once = waits is not None or (g.world_size > 1 and not is_local)
     later = wrap(0) if is_at_once else later_blocks(num_blocks, n)
     early = g.let(f"{name}early_blocks", num_blocks - later)
     start = g.let(f"{name}later_rows", minimum(m, early * block))

@@ -23,6 +23,7 @@ from etc_dist.ops.all_gather_matmul import (
     gathered_matmul_graph,
 )
 from etc_dist.ops.exchange_model import TILES, TWO_SHOT
+from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_all_reduce import matmul_all_reduce_graph
 from etc_dist.ops.matmul_reduce_scatter import (
     matmul_reduce_scatter_graph,
@@ -166,6 +167,22 @@ def test_codes_and_scales_travel_instead_of_rows(name):
     env = graph.environment(dims_of(graph), 0)
     [call] = [c for c in graph.calls if c.function.name == "quantize_rows"]
     assert int(call.tasks.evaluate(env)) == -(-SIZES["rows"] // ROWS)
+
+
+def test_a_matmul_without_transfers_quantizes_rows_during_others():
+    """On several ranks, too: as many rows as on one rank."""
+    later_rows = []
+    for world in (1, 2):
+        graph = matmul_graph(world, **OPTIONS)
+        sizes = {**SIZES, "m": 2048, "n": 8192}
+        dims = tile_dims(graph, FLOAT8_FAMILY[0].columns, 0, 1) | sizes
+        env = graph.environment({dim.name: dims[dim.name] for dim in graph.dims}, 0)
+        later_rows += [
+            int(call.tasks.evaluate(env))
+            for call in graph.calls
+            if call.name == "quantize_later"
+        ]
+    assert later_rows == 2 * later_rows[:1] and later_rows[0] > 0
 
 
 @pytest.mark.exhaustive
