@@ -28,7 +28,8 @@ from benchmarks.tables import Row, by, latest, markdown
 SEEDS = (1, 2, 3)
 """The numbers of the seeds of a commit."""
 NAMED_MIXTURE = "qwen3-30b-a3b"
-"""The one that `mixture_float8` measures beside drawn ones."""
+"""A mixture of named sizes, which `mixture_float8` measures in addition to drawn
+ones."""
 STEP, LEAST = 64, 768
 """N and K are multiples of STEP, from LEAST on."""
 MOST_ELEMENTS, MOST_PRODUCTS = 2e8, 1.2e11

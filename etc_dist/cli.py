@@ -165,7 +165,7 @@ def _write_function(options: argparse.Namespace) -> int:
     paths = write_function(options.name, options.folder)
     folder, test, change = options.folder, paths[-1], ""
     # The test imports the function from its own folder, which Python finds if it is the
-    # current one, also where pytest is told not to look there.
+    # current one, also where pytest does not add it to the path.
     if test.parent == folder != Path():
         test, change = Path(test.name), f"cd {shlex.quote(str(folder))} && "
     command = f"{change}{sys.executable} -m pytest {test}"

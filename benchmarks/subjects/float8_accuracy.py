@@ -1,6 +1,6 @@
 """The error of the logits of a model with float8 weights, of which some elements are
 outliers: relative, over all rows of a prompt, against the dequantized weights in fp32.
-Beside it, that of the same model with these weights in bf16; and, of both computed in
+Also that of the same model with these weights in bf16; and, of both computed in
 fp32, that of the dequantized weights against those that were quantized.
 
 Runs on the CPU backend, on one rank, and is recorded there: it measures no times."""

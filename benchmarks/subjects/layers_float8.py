@@ -86,7 +86,7 @@ def copies(weights: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class OfCodes(Random):
-    """A draw's operation by scaled weights, beside ours by 16-bit ones."""
+    """A draw's operation by scaled weights; its baseline is ours by 16-bit weights."""
 
     libraries = "our layer in 16 bits; "
     baseline_leeway = 4.0  # its weights are rounded, too

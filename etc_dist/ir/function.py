@@ -95,7 +95,7 @@ class DeviceFunction:
     prediction treat such tasks in another way, and know hosts only by their numbers.
     starts: keyword-only parameters of the body -> the operand and the axis of whose
     region they get the first index. Only float8 matmuls have them: a view of weights
-    does not tell which rows it has, and `values=` have no coordinates. The CUDA body
+    does not show which rows it has, and `values=` have no coordinates. The CUDA body
     reads it from the region."""
 
     name: str

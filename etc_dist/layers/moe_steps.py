@@ -77,7 +77,8 @@ class Sizes:
     """Columns that a warp combines in one step."""
     in_order: bool = False
     """Whether each sum adds k in one order for any number of tokens. Otherwise the
-    logits of many are computed in tiles, and float8 weights of few by other ones."""
+    logits of many tokens are computed in tiles, and few tokens are multiplied by
+    float8 weights in smaller tiles, which add k in another order."""
     w_layout: str = "nk"
     """Of the weights of experts: "nk", or one of SCALINGS for float8 with scales."""
     packs: bool = False
