@@ -67,9 +67,7 @@ def quantized(config: ModelConfig, weights: Arrays) -> dict[str, Any]:
     """The same with codes and scales."""
     arrays = dict(weights)
     for name in scaled_weights(config.float8):
-        pairs = [etc_dist.quantize(matrix) for matrix in weights[name]]
-        arrays[name] = np.stack([pair.codes for pair in pairs])
-        arrays[scales_name(name)] = np.stack([pair.scales for pair in pairs])
+        arrays[name], arrays[scales_name(name)] = etc_dist.quantize(weights[name])
     return arrays
 
 

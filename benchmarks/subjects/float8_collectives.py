@@ -17,12 +17,11 @@ from benchmarks.subjects.collectives import (
     MatmulReduceScatterWorkload,
 )
 from benchmarks.subjects.matmul import taking_turns
-from benchmarks.subjects.matmul_float8 import requantized
+from benchmarks.subjects.matmul_float8 import requantized, scaled_weight
 from benchmarks.subjects.random_sizes import Random, RandomCollective, subject
 from benchmarks.workload import LINK_BYTES_PER_S, Rival
 from etc_dist import ScaledWeight
-from etc_dist.functions.scaled_weights import BLOCK, E4M3, PER_BLOCK, Scaling
-from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling
 from etc_dist.ops.all_gather_matmul import NEED_FLOPS_PER_NS
 from etc_dist.ops.operation import kept
 from etc_dist.ops.scaled_weight import FLOAT8
@@ -53,13 +52,8 @@ class Float8Collective(RandomCollective):
         return [d for d in all_draws if not is_timed or cls.is_long(d, ranks)]
 
     def scaled(self, rank: int) -> ScaledWeight:
-        """Codes of all numbers, about equally often, and scales of both signs."""
         name = f"{self.name} w of rank {rank}"
-        codes = self.device.random_codes((self.n, self.k), name)
-        blocks = -(-self.n // BLOCK), -(-self.k // BLOCK)
-        scales = self.device.random(blocks, "float32", f"{name} scales")
-        is_gpu = isinstance(self.device, Gpu)
-        return ScaledWeight(codes if is_gpu else codes.view(numpy_dtype(E4M3)), scales)
+        return scaled_weight(self.device, name, (self.n, self.k))
 
     def w(self, rank: int) -> Any:
         """In fp32."""

@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.device import DTYPES, NUMBERS, Call, Device, Gpu, dequantized, wide
 from benchmarks.random_sizes import NAMED_MIXTURE, PLAIN
 from benchmarks.subjects.matmul import taking_turns
+from benchmarks.subjects.matmul_float8 import scaled_weight
 from benchmarks.subjects.moe import MODELS, ROUTINGS, limit_ms
 from benchmarks.subjects.random_mixture import (
     SMALL,
@@ -40,8 +41,7 @@ from benchmarks.subjects.random_sizes import (
 from benchmarks.workload import Rival
 from etc_dist import ScaledWeight
 from etc_dist.functions.router import Router
-from etc_dist.functions.scaled_weights import BLOCK, E4M3, PER_BLOCK, Scaling
-from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling
 from etc_dist.layers.mlp import SharedMLP
 from etc_dist.layers.moe import SharedMoE
 from etc_dist.ops.operation import kept
@@ -52,17 +52,9 @@ DEVIATION = float(np.sqrt(np.nanmean(np.square(NUMBERS))))
 """Of codes that are about equally often."""
 
 
-def scaled_weight(device: Device, name: str, shape: Sequence[int]) -> ScaledWeight:
-    """Codes [..., n, k] of all numbers, about equally often, and scales of both signs:
-    a weight that keeps the deviation of what it multiplies."""
-    *stack, n, k = shape
-    deviation = k**-0.5
-    codes = device.random_codes((int(np.prod(stack, dtype=int)) * n, k), name)
-    blocks = *stack, -(-n // BLOCK), -(-k // BLOCK)
-    scales = device.random(blocks, "float32", f"{name} scales", deviation / DEVIATION)
-    codes = codes.reshape(shape)
-    is_gpu = isinstance(device, Gpu)
-    return ScaledWeight(codes if is_gpu else codes.view(numpy_dtype(E4M3)), scales)
+def layer_weight(device: Device, name: str, shape: Sequence[int]) -> ScaledWeight:
+    """One that keeps the deviation of what it multiplies."""
+    return scaled_weight(device, name, shape, shape[-1] ** -0.5 / DEVIATION)
 
 
 def dense(device: Device, w: ScaledWeight, dtype: str) -> Any:
@@ -157,7 +149,7 @@ class MixtureFloat8(OfCodes, RandomMixture):
             "down": (experts, hidden, inner),
         }
         gate_up, down = (
-            scaled_weight(self.device, f"{self.name} {name}", shape)
+            layer_weight(self.device, f"{self.name} {name}", shape)
             for name, shape in shapes.items()
         )
         return gate_up, down
@@ -202,7 +194,7 @@ class MLPFloat8(OfCodes, RandomMLP):
         shapes = {"gate": (self.k, self.n), "up": (self.k, self.n)}
         shapes["down"] = self.n, self.k
         return tuple(
-            scaled_weight(self.device, f"{self.name} {name}", shape)
+            layer_weight(self.device, f"{self.name} {name}", shape)
             for name, shape in shapes.items()
         )
 

@@ -17,6 +17,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ import numpy as np
 from benchmarks.device import (
     DTYPES,
     Call,
+    Device,
     Gpu,
     captured,
     dequantized,
@@ -57,6 +59,19 @@ ALIGNED = 4
 """cuBLAS has rows of x, and scales of a row of w, in multiples of this."""
 
 
+def scaled_weight(
+    device: Device, name: str, shape: Sequence[int], deviation: float = 0.1
+) -> ScaledWeight:
+    """Codes [..., n, k] of all numbers, about equally often, and scales of both signs
+    for blocks. deviation: of the scales."""
+    *stack, n, k = shape
+    codes = device.random_codes((prod(stack) * n, k), name).reshape(shape)
+    blocks = *stack, -(-n // BLOCK), -(-k // BLOCK)
+    scales = device.random(blocks, "float32", f"{name} scales", deviation)
+    is_gpu = isinstance(device, Gpu)
+    return ScaledWeight(codes if is_gpu else codes.view(numpy_dtype(E4M3)), scales)
+
+
 class Float8Workload(MatmulWorkload):
     """x [M, K] and a weight [N, K] of float8 -> [M, N]."""
 
@@ -78,13 +93,7 @@ class Float8Workload(MatmulWorkload):
         return tuple(map(self._weight, range(self.inputs)))
 
     def _weight(self, number: int) -> ScaledWeight:
-        """Codes of all numbers, about equally often, and scales of both signs."""
-        name = f"{self.name} w {number}"
-        codes = self.device.random_codes((self.n, self.k), name)
-        blocks = -(-self.n // BLOCK), -(-self.k // BLOCK)
-        scales = self.device.random(blocks, "float32", f"{name} scales")
-        is_gpu = isinstance(self.device, Gpu)
-        return ScaledWeight(codes if is_gpu else codes.view(numpy_dtype(E4M3)), scales)
+        return scaled_weight(self.device, f"{self.name} w {number}", (self.n, self.k))
 
     def _dense(self, number: int) -> Any:
         """The weight in fp32."""
