@@ -27,13 +27,14 @@ struct append_kv {
     for (i32 first = i32(ptx::warp()) * 8; first < rows; first += Task::threads / 4) {
       const i32 row_idx = first + in_warp;
       const bool has_row = row_idx < rows, is_in_range = here.position >= 0;
-      const Place next = place(task, row_idx + Task::threads / 4, rows);
       const Turn<Task::kHeadDim, Task::kNormalizes != 0> turn(
           Rows::gain(task), Rows::cos_sin(task, is_in_range ? here.position : 0), c, is_in_range);
       if (!ready()) return;
       Vector key, value;
       key.load(u64(k.at(has_row ? row_idx : 0)), c, has_row);
       value.load(u64(v.at(has_row ? row_idx : 0)), c, has_row);
+      // NOTE: after these loads, since it waits for its own ones.
+      const Place next = place(task, row_idx + Task::threads / 4, rows);
       if constexpr (Task::kHasBias) {
         Vector bias;
         bias.load(u64(task.template operand<2>().at()), c, has_row);
