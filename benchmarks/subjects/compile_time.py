@@ -96,6 +96,7 @@ def proof(rows: int, steps: int) -> dict[str, Any]:
     sizes |= {
         "pages": rows * num_pages,
         "rows": rows,
+        "outputs": rows,
         "steps": steps,
         "stops": MOST_STOPS,
     }

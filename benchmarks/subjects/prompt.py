@@ -72,16 +72,20 @@ def model_of(
 
 
 def read_prompt(model: Model, prompt: Ids) -> tuple[int, list[Any]]:
-    """The id after a prompt, and the experts of its rows, if there are any."""
+    """The id after a prompt, and the experts of its rows, if there are any. In steps
+    like those of `Model.generate`: the prompt's last row is the first one."""
     model.pages.add(len(prompt) + 1)
     experts, rows, next_ids = list[Any](), np.arange(len(prompt)), np.zeros(1)
     for first in range(0, len(prompt), model.most_rows):
         some = rows[first : first + model.most_rows]
-        next_ids = model.step(prompt[some], 0 * some, some, model.pages.table)
+        num_last = int(some[-1] == rows[-1])
+        some = np.roll(some, num_last)
+        numbers = prompt[some], 0 * some, some, model.pages.table
+        (next_ids,) = model.steps(*numbers, count=1, outputs=1)
         if (mixture := model.config.mixture) is not None:
             of_rows = model._experts(padded(len(some)), mixture)
-            experts.append(of_rows[:, : len(some)].copy())
-    return int(next_ids[-1]), experts
+            experts.append(of_rows[:, np.argsort(some)])
+    return int(next_ids[0]), experts
 
 
 def check(

@@ -200,21 +200,28 @@ class Batch:
         positions: list[int] = []
         ends: list[int] = []
         of_rows: list[Request] = []
-        sampling: list[Sampling | None] = []
+        # Last come the rows whose next ids are known, or are not needed yet.
+        known: list[tuple[Request, range]] = []
         for request, count, drafts in parts:
-            num_rows = count + len(drafts)
-            span = range(request.cached, request.cached + num_rows)
-            ids += request.tokens[span.start : span.start + count]
-            ids += drafts
-            numbers += [request.number] * num_rows
+            first = min(request.cached + count, len(request.tokens) - 1)
+            if first > request.cached:
+                known.append((request, range(request.cached, first)))
+            if first < request.cached + count:
+                end = first + 1 + len(drafts)
+                ids += [request.tokens[first], *drafts]
+                numbers += [request.number] * (end - first)
+                positions += range(first, end)
+                ends += range(first + 1, end)
+                ends.append(min(end + num_steps - 1, max(end, request.limit - 1)))
+                of_rows += [request] * (end - first)
+        sampling = [request.sampling for request in of_rows]
+        num_needed = len(ids)
+        for request, span in known:
+            ids += request.tokens[span.start : span.stop]
+            numbers += [request.number] * len(span)
             positions += span
-            ends += [position + 1 for position in span]
-            ends[-1] = min(span.stop + num_steps - 1, max(span.stop, request.limit - 1))
-            of_rows += [request] * num_rows
-            # The ids that follow other tokens are known, or are not needed yet.
-            is_last = request.cached + count == len(request.tokens)
-            last_sampling = request.sampling if is_last else None
-            sampling += [None] * (count - 1) + [last_sampling] * (1 + len(drafts))
+            ends += range(span.start + 1, span.stop + 1)
+        sampling += [None] * (len(ids) - num_needed)
         table = self._model.pages.table
         with self._model.world.exclusive:  # so that an interrupt leaves no half step
             new_ids = self._model.steps(
@@ -226,6 +233,7 @@ class Batch:
                 ends=ends,
                 stops=[request.stop for request in of_rows] if num_steps > 1 else None,
                 sampling=sampling if any(sampling) else None,
+                outputs=max(1, num_needed),
             )
             return self._add(parts, new_ids)
 
@@ -235,9 +243,9 @@ class Batch:
         extended_requests, end = [], 0
         of_rows = ids[0].tolist()
         for request, count, drafts in parts:
-            num_cached, row = request.cached + count, end + count - 1
-            end = row + 1 + len(drafts)
+            num_cached = request.cached + count
             if num_cached == len(request.tokens):
+                row, end = end, end + 1 + len(drafts)
                 if drafts:
                     tokens = _accepted(of_rows[row:end], drafts, request.stop)
                     self.num_drafted += len(drafts)

@@ -89,8 +89,9 @@ def decoder_graph(
     Inputs, int32: ids, position, request and end [rows], which are read once and may be
     in mapped host memory; stop [rows, stops], sampling [rows, 5], table [requests,
     most_pages]. Those that depend on a model's configuration are `ModelConfig.tables`.
-    State: cache. Results: next_ids [steps, rows], int32, and logits [rows, vocabulary]
-    of the last step.
+    State: cache. Results: next_ids [steps, outputs], int32, and logits [outputs,
+    vocabulary] of the last step: those of the first `outputs` rows, of all rows if
+    there are several steps.
 
     The rows are not checked: one out of range reads and writes nothing outside of the
     tensors, and its ids and logits have no meaning. `next_token` describes how rows
@@ -136,7 +137,7 @@ class _Calls:
         self.rows, self.layers, self.hidden, self.inner = g.dims(
             "rows layers hidden inner"
         )
-        self.vocabulary = g.dims("vocabulary")
+        self.outputs, self.vocabulary = g.dims("outputs vocabulary")
         self.all_ids = g.dims("all_ids")
         before = g.rank * self.vocabulary
         num_later_ids = maximum(0, self.all_ids - before)
@@ -147,7 +148,7 @@ class _Calls:
                 g,
                 f"{name}_",
                 shapes,
-                self.rows,
+                self._rows_of(name),
                 sizes.w_layout(name),
                 has_peers=g.world_size > 1,
             )
@@ -174,8 +175,8 @@ class _Calls:
         if sizes.features.o_bias:
             self.biases["o"] = g.input("o_bias", (self.layers, hidden), dtype)
         self.weights["head"] = [g.input("w_head", (self.vocabulary, hidden), dtype)]
-        self.logits = g.state("logits", (self.rows, self.vocabulary), dtype)
-        self.next_ids = g.output("next_ids", (self.steps, self.rows), "int32")
+        self.logits = g.state("logits", (self.outputs, self.vocabulary), dtype)
+        self.next_ids = g.output("next_ids", (self.steps, self.outputs), "int32")
         self.mixture: MixtureCalls | None = None
         if mixture is not None:
             of = self.rows, self.steps, self.layers, hidden, inner
@@ -291,6 +292,11 @@ class _Calls:
         self.ready = g.events("ready", turns, expects=rows)
         self.middle = g.events("middle", (self.steps, self.layers), expects=rows)
 
+    def _rows_of(self, matmul: str) -> Expr:
+        """The number of rows that a matmul multiplies."""
+        rows: Expr = self.outputs if matmul == "head" else self.rows
+        return rows
+
     def _layers_of(self, matmul: str) -> Any:
         """The layers that have a matmul."""
         if self.dense is None or matmul not in (*SHARED_MATMULS, *DENSE_MATMULS):
@@ -386,7 +392,8 @@ class _Calls:
             of_layer = (self.dense.sparse(layer),)
         elif self.dense is not None and name in DENSE_MATMULS:
             of_layer, when = (self.dense.dense(layer),), self.dense.is_dense(layer)
-        to = TilePlaces(g, y, self.rows, first)
+        rows = self._rows_of(name)
+        to = TilePlaces(g, y, rows, first)
         epilogue = to.epilogue
         if len(weights) == 2:
             epilogue = activated(features.activation)
@@ -408,7 +415,7 @@ class _Calls:
             place=of_layer,
             turns=Turns(turns, turn),
             divides=name in DIVIDED and self.sizes.mixture is None,
-            clips=not x.shape[0] is y.shape[-2] is self.rows,
+            clips=not x.shape[0] is y.shape[-2] is rows,
             when=when,
             options=options,
         )
@@ -526,8 +533,9 @@ class _Calls:
         return last[step]
 
     def pick(self, step: Expr, best_columns: int) -> None:
-        """The logits of each row, their largest one, and the rows of the next step."""
-        g = self.g
+        """The logits of the first rows, their largest ones, and the rows of the next
+        step."""
+        g, outputs = self.g, span(0, self.outputs)
         ready = self.ready[step, self.layers]
         if not self.sizes.features.pre_norm:
             ready = self.normalize_last(step, ready)
@@ -550,11 +558,11 @@ class _Calls:
             reads=[
                 values[:, :],
                 columns[:, :],
-                self.position[step, :],
-                self.end[:],
-                self.stop[:, :],
+                self.position[step, outputs],
+                self.end[outputs],
+                self.stop[outputs, :],
             ],
-            writes=[self.ids[step + 1, :], self.position[step + 1, :]],
+            writes=[self.ids[step + 1, outputs], self.position[step + 1, outputs]],
             waits=[wait],
             notifies=[self.step_events[step + 1]],
         )
@@ -566,8 +574,8 @@ class _Calls:
         columns, and the event after which they are computed."""
         g = self.g
         num_tiles = g.let("best_tiles", ceildiv(self.vocabulary, best_columns))
-        values = g.local("best_values", (self.rows, num_tiles), "float32")
-        columns = g.local("best_columns", (self.rows, num_tiles), "int32")
+        values = g.local("best_values", (self.outputs, num_tiles), "float32")
+        columns = g.local("best_columns", (self.outputs, num_tiles), "int32")
         picks = g.events("found", (self.steps,), expects=num_tiles)
         num_greedy_tiles = g.let("greedy_tiles", select(self.samples < 1, num_tiles, 0))
         (j,) = grid = g.grid(j=num_greedy_tiles)
@@ -586,8 +594,8 @@ class _Calls:
             grid,
             reads=[
                 unpadded_tile(self.logits, j, best_columns, self.num_ids),
-                self.sampling[:, :],
-                self.position[step, :],
+                self.sampling[span(0, self.outputs), :],
+                self.position[step, span(0, self.outputs)],
                 least,
             ],
             writes=[values[:, j], columns[:, j]],
@@ -601,10 +609,10 @@ class _Calls:
         """The smallest logit of each row that top_k and top_p keep, and the event that
         is met once those of all rows are known."""
         g, of_row, wait = self.g, self.logits, self.matmul_events["head"][step]
-        sampled = g.let("sampled_rows", select(self.samples < 1, 0, self.rows))
+        sampled = g.let("sampled_rows", select(self.samples < 1, 0, self.outputs))
         if g.world_size > 1:
             of_row, wait = rows_of_ranks(g, of_row, sampled, self.steps, step, wait)
-        least = g.local("least", (self.rows,), "float32")
+        least = g.local("least", (self.outputs,), "float32")
         limited = g.events("limited", (self.steps,), expects=sampled)
         (r,) = grid = g.grid(r=sampled)
         row = span(r, 1)
@@ -620,10 +628,11 @@ class _Calls:
 
     def finish(self) -> None:
         """Copies the ids of all steps to the output."""
+        (s,) = grid = self.g.grid(s=self.steps)
         self.g.call(
             push_rows(TENSOR),
-            self.g.grid(one=1),
-            reads=[self.ids[span(1, self.steps), :]],
-            writes=[self.next_ids[:, :]],
+            grid,
+            reads=[self.ids[span(s + 1, 1), span(0, self.outputs)]],
+            writes=[self.next_ids[span(s, 1), :]],
             waits=[self.step_events[self.steps]],
         )

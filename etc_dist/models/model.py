@@ -23,7 +23,7 @@ from etc_dist.models.pages import PageTable
 from etc_dist.models.rows import NO_ROW, RowArrays, RowChecks, StepRows
 from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.setup import ModelSetup, part_of
-from etc_dist.models.step_policy import MOST_REQUESTS, ROWS, padded
+from etc_dist.models.step_policy import MOST_REQUESTS, ROWS, num_outputs, padded
 from etc_dist.models.weights import check_weights, tied_head
 from etc_dist.ops.tuning import tuning_of
 from etc_dist.program import Bound, set_capacity_hint
@@ -112,10 +112,10 @@ class Model:
         ids = self.part.ids(config.vocabulary)
         self._num_ids = ids.stop - ids.start
         self._bound: dict[tuple[int, ...], tuple[Bound, Array]] = {}
-        """By the number of rows with padding, the bucket of lengths, the number of
-        steps, and whether any row is sampled."""
+        """By the numbers of rows and of those with logits, with padding, the bucket of
+        lengths, the number of steps, and whether any row is sampled."""
         self._prepared: dict[tuple[int, ...], tuple[int, Bound, Array]] = {}
-        """The same by the number of rows without padding."""
+        """The same by the numbers of rows without padding."""
         self._last_rows = 0
 
     def _checked(
@@ -240,6 +240,7 @@ class Model:
         ends: Any = None,
         stops: Sequence[Collection[int]] | None = None,
         sampling: Sampling | Sequence[Sampling | None] | None = None,
+        outputs: int | None = None,
     ) -> Array:
         """`count` steps in one launch, at most `steps_per_launch`. Each step continues
         the rows of the one before: row r with the id that was found, at the next
@@ -247,9 +248,10 @@ class Model:
         ids of stops[r]. ends [rows], default: the last row of each request takes part
         in all steps, other rows in one. Several steps have at most 128 rows. `table`
         has the pages of all these positions. sampling: one for all rows, or a list;
-        default: the most likely id.
+        default: the most likely id. outputs: the first rows, which alone get ids and
+        logits; default: all. Of several steps, all do.
 
-        Returns the ids that were found, int32 [count, rows] on the host; -1 for rows
+        Returns the ids that were found, int32 [count, outputs] on the host; -1 for rows
         that have ended. If logits are not finite, all rows end at their step. Other
         arguments and errors: as for `step`."""
         with self.world.exclusive:
@@ -268,14 +270,15 @@ class Model:
                     sampling=None
                     if sampling is None
                     else checked_sampling(sampling, np.size(ids), "model.steps"),
+                    outputs=outputs,
                 )
             except Exception as error:
                 self.world.refuse(as_refusal(error, "the arguments of a step"))
             if self.world.size > 1:
                 self.world.match_call(rows.signature(), rows.describe)
-            self._last_rows = rows.numbers.shape[1]
+            self._last_rows, num_rows = rows.outputs, rows.numbers.shape[1]
             length = self._policy.length(rows.longest)
-            key = self._last_rows, length, num_steps, rows.samples
+            key = num_rows, rows.outputs, length, num_steps, rows.samples
             prepared = self._prepared.get(key)
             if prepared is None:
                 prepared = self._prepared[key] = self._prepare(rows, num_steps)
@@ -290,10 +293,10 @@ class Model:
 
     @property
     def logits(self) -> Any:
-        """The logits of the last step [rows, vocabulary] in the model's dtype: a NumPy
-        or CuPy array that the next step overwrites. On several ranks, a part of the
-        vocabulary on each, in rank order; the last one may be smaller. Those of rows
-        that had ended before the last step are undefined."""
+        """The logits of the last step [outputs, vocabulary] in the model's dtype: a
+        NumPy or CuPy array that the next step overwrites. On several ranks, a part of
+        the vocabulary on each, in rank order; the last one may be smaller. Those of
+        rows that had ended before the last step are undefined."""
         return self._logits[: self._last_rows, : self._num_ids]
 
     def close(self) -> None:
@@ -311,26 +314,32 @@ class Model:
 
     def _prepare(self, rows: StepRows, num_steps: int) -> tuple[int, Bound, Array]:
         """The number of rows with padding, the call, and where its ids will be."""
-        count = rows.numbers.shape[1]
-        height = padded(count)
-        key = height, self._policy.length(rows.longest), num_steps, rows.samples
+        height = padded(rows.numbers.shape[1])
+        most_outputs = num_outputs(height, rows.outputs)
+        length = self._policy.length(rows.longest)
+        key = height, most_outputs, length, num_steps, rows.samples
         if key not in self._bound:
-            dims = self._policy.dims(height, rows.longest)
+            dims = self._policy.dims(height, rows.longest, most_outputs)
             dims |= {"steps": num_steps, "samples": int(rows.samples)}
             row_arrays = self._rows.fill(rows, height)
-            self._bound[key] = self._bind(row_arrays, height, dims)
+            self._bound[key] = self._bind(row_arrays, height, most_outputs, dims)
         bound, host_ids = self._bound[key]
-        return height, bound, host_ids[:, :count]
+        return height, bound, host_ids[:, : rows.outputs]
 
     def _bind(
-        self, row_arrays: Mapping[str, Any], height: int, dims: Mapping[str, int]
+        self,
+        row_arrays: Mapping[str, Any],
+        height: int,
+        most_outputs: int,
+        dims: Mapping[str, int],
     ) -> tuple[Bound, Array]:
         """A step with `height` rows, and where its ids will be."""
-        next_ids = HostArray((dims["steps"], height), self.world.backend, NO_ROW)
-        outputs = {"logits": self._logits[:height], "next_ids": next_ids.device}
+        ids_shape = dims["steps"], most_outputs
+        next_ids = HostArray(ids_shape, self.world.backend, NO_ROW)
+        results = {"logits": self._logits[:most_outputs], "next_ids": next_ids.device}
         if self.config.mixture is not None:
-            outputs["experts"] = self._experts(height, self.config.mixture)
-        arrays = {**self._arrays, **row_arrays, **outputs}
+            results["experts"] = self._experts(height, self.config.mixture)
+        arrays = {**self._arrays, **row_arrays, **results}
         bound, _ = self.program.bind_arrays(arrays, dims, None)
         return bound, next_ids.host
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from etc_dist.errors import expect_range
 from etc_dist.functions.sample_column import NUMBERS, SCALE
 from etc_dist.models.mirror import HostArray, Mirror
 from etc_dist.models.pages import UNUSED, PageTable, RowLimits, UsedPages
@@ -35,10 +36,12 @@ class StepRows(NamedTuple):
     """The rows of steps. numbers [4, rows]: ids, positions, requests and ends,
     int32. stops [rows, MOST_STOPS], or None for none. A
     row has a step at its position, then at each next one below its end, until a stop
-    token. sampling: that of `sample_column`, or None. longest: the number of positions
-    of the longest request. used_pages: the table of pages."""
+    token. outputs: how many, the first ones, get ids and logits. sampling: that of
+    `sample_column`, or None. longest: the number of positions of the longest request.
+    used_pages: the table of pages."""
 
     numbers: Array
+    outputs: int
     longest: int
     stops: Array | None
     sampling: Array | None
@@ -52,6 +55,7 @@ class StepRows(NamedTuple):
     def signature(self) -> int:
         """A number of 63 bits, for `World.match_call`."""
         digest = hashlib.blake2b(self.used_pages.digest, digest_size=8)
+        digest.update(self.outputs.to_bytes(8))
         for array in (self.numbers, self.stops, self.sampling):
             digest.update(b"" if array is None else array.tobytes())
             digest.update(b"|")
@@ -65,6 +69,7 @@ class StepRows(NamedTuple):
             array = getattr(self, name)
             array_by_name |= {} if array is None else {name: array.ravel()}
         texts = [f"{name} {array.tolist()}" for name, array in array_by_name.items()]
+        texts.append(f"outputs {self.outputs}")
         return f"model.steps({', '.join(texts)})"
 
 
@@ -170,11 +175,12 @@ class RowChecks:
         ends: Any = None,
         stops: Sequence[Collection[int]] | None = None,
         sampling: Sequence[Sampling | None] | None = None,
+        outputs: int | None = None,
     ) -> StepRows:
         """The numbers of steps. ArgumentError if one is out of range, if two rows have
         one place in the cache, or if a position before a row was never written. ends:
         None for `steps` positions of the last row of each request, and one of the
-        others. stops, sampling: None for none."""
+        others. stops, sampling: None for none. outputs: None for all rows."""
         lists_by_name = {"ids": ids, "positions": positions, "requests": requests}
         if ends is not None:
             lists_by_name["ends"] = ends
@@ -185,6 +191,11 @@ class RowChecks:
         if ends is None:
             numbers = np.vstack([numbers, _default_ends(numbers, steps)])
         _, of_rows, requests, last = numbers
+        num_rows = len(requests)
+        if outputs is None or steps > 1:
+            outputs = num_rows
+        elif type(outputs) is not int or not 1 <= outputs <= num_rows:
+            outputs = expect_range(outputs, 1, num_rows, "outputs")
         limits = self._limits_of(requests, self._pages.examine(table))
         self._expect_below(numbers, limits, lists_by_name)
         if not (limits.are_apart or _are_own(limits, of_rows)):
@@ -200,11 +211,11 @@ class RowChecks:
         longest = _largest(of_rows) + 1
         if steps != 1 or ends is not None:
             longest = max(longest, _largest(last))
-        of_stops = None if stops is None else self._read_stops(stops, len(requests))
-        sampling_rows = (
-            None if sampling is None else row_sampling(len(requests), sampling)
+        of_stops = None if stops is None else self._read_stops(stops, num_rows)
+        sampling_rows = None if sampling is None else row_sampling(num_rows, sampling)
+        return StepRows(
+            numbers, outputs, longest, of_stops, sampling_rows, limits.used_pages
         )
-        return StepRows(numbers, longest, of_stops, sampling_rows, limits.used_pages)
 
     def add_written(self, rows: StepRows, ids: Array) -> None:
         """Later steps may attend to the positions of `rows`, the last checked ones,

@@ -100,6 +100,13 @@ def dims_of_tiles(name: str, tiling: Tiling, is_divided: bool) -> dict[str, int]
     return dims if is_divided else dict([*dims.items()][:2])
 
 
+def num_outputs(rows: int, wanted: int) -> int:
+    """How many of `rows` rows, with padding, get logits, if the first `wanted` have to.
+    One of two numbers, so that there are few shapes to prove: with more than
+    MOST_REQUESTS rows, most are of prompts."""
+    return rows if wanted > MOST_REQUESTS else min(rows, MOST_REQUESTS)
+
+
 def row_counts(most: int) -> tuple[int, ...]:
     """The numbers of rows of steps with up to `most` rows."""
     return ROWS[: bisect_left(ROWS, most) + 1]
@@ -134,18 +141,22 @@ class StepPolicy:
     in_order: bool = False
     tuning: Tuning = field(default_factory=default_tuning)
     ranks: int = 1
-    _dims_of_step: dict[tuple[int, int], dict[str, int]] = field(
+    _dims_of_step: dict[tuple[int, int, int], dict[str, int]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _tiles: dict[int, dict[str, int]] = field(
+    _tiles: dict[tuple[int, int], dict[str, int]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def dims(self, rows: int, longest: int) -> dict[str, int]:
-        """For `rows` rows, which attend to up to `longest` positions each."""
-        key = rows, self.length(longest)
+    def dims(
+        self, rows: int, longest: int, outputs: int | None = None
+    ) -> dict[str, int]:
+        """For `rows` rows, which attend to up to `longest` positions each. outputs: the
+        rows with logits; default: all."""
+        outputs = rows if outputs is None else outputs
+        key = rows, self.length(longest), outputs
         if key not in self._dims_of_step:
-            self._dims_of_step[key] = self._choose(rows, longest)
+            self._dims_of_step[key] = self._choose(rows, longest, outputs)
         return dict(self._dims_of_step[key])
 
     def length(self, longest: int) -> int:
@@ -169,20 +180,22 @@ class StepPolicy:
         tiling = Tiling(shape, 8 * num_groups, split, dims.get(f"{matmul}_parts", 1))
         return text_of(self.shapes_of(matmul), tiling)
 
-    def _choose(self, rows: int, longest: int) -> dict[str, int]:
-        if rows not in self._tiles:
-            self._tiles[rows] = self._choose_tiles(rows)
+    def _choose(self, rows: int, longest: int, outputs: int) -> dict[str, int]:
+        tiles_key = rows, outputs
+        if tiles_key not in self._tiles:
+            self._tiles[tiles_key] = self._choose_tiles(rows, outputs)
         return {
-            **self._tiles[rows],
+            **self._tiles[tiles_key],
             **self._shares(rows, longest),
             "cuts": self._cuts(longest),
         }
 
-    def _choose_tiles(self, rows: int) -> dict[str, int]:
+    def _choose_tiles(self, rows: int, outputs: int) -> dict[str, int]:
         """The dims of the tiles of all matmuls."""
         dims: dict[str, int] = {}
         for name, (n, k) in self._matmuls().items():
-            tiling = self._tiling(rows, n, k, name)
+            m = outputs if name == "head" else rows
+            tiling = self._tiling(m, n, k, name)
             dims |= dims_of_tiles(name, tiling, self._divides(name))
         if self.config.mixture is not None:
             dims |= self._expert_tiles(rows, self.config.mixture)
@@ -197,8 +210,9 @@ class StepPolicy:
         useful |= {(CUT * STAGE << n) + 1 for n in range(MOST_CUTS.bit_length())}
         lengths = [1, *sorted(n for n in useful if n <= positions)]
         dims_of_steps = [
-            {"rows": rows, **self.dims(rows, n)}
+            {"rows": rows, "outputs": outputs, **self.dims(rows, n, outputs)}
             for rows in row_counts(most_rows)
+            for outputs in sorted({num_outputs(rows, 1), rows})
             for n in lengths
         ]
         return list({tuple(dims.values()): dims for dims in dims_of_steps}.values())
@@ -211,6 +225,7 @@ class StepPolicy:
         return [
             {
                 "rows": rows,
+                "outputs": rows,
                 **self.dims(rows, positions),
                 "steps": most_steps(rows, steps),
                 "samples": 1,

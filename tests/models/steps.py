@@ -185,7 +185,11 @@ class Steps:
         if self.mixture is not None:
             ids_shape = self.dims["layers"], num_rows, self.mixture.router.top_k
             arrays["experts"] = self.arrays.put(np.full(ids_shape, -9, np.int32))
-        dims = self.dims | {"rows": num_rows} | share_dims(tasks, cuts)
+        dims = (
+            self.dims
+            | dict.fromkeys(("rows", "outputs"), num_rows)
+            | share_dims(tasks, cuts)
+        )
         dims |= tile_dims(SHAPES, dict.fromkeys(self.matmuls, shape))
         arguments = {name: inspect(name, array) for name, array in arrays.items()}
         with self.program.world.exclusive:

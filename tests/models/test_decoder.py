@@ -134,6 +134,7 @@ def dims_of(
         **in_parts(1, 2),
         "steps": steps,
         "rows": len(arrays["ids"]),
+        "outputs": len(arrays["ids"]),
         "stops": arrays["stop"].shape[1],
         "layers": len(arrays["w_o"]),
         "hidden": arrays["w_o"].shape[1],

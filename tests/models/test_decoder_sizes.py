@@ -41,6 +41,7 @@ def dims_of(
 ) -> dict[str, int]:
     return tile_dims(DENSE, dict.fromkeys(matmuls, rows % 2), ranks) | {
         "rows": rows,
+        "outputs": rows,
         "layers": layers,
         "hidden": 5120,
         "inner": 25600,

@@ -91,6 +91,7 @@ def step_of(
     }
     dims = {
         "rows": len(rows),
+        "outputs": len(rows),
         "steps": 1,
         "stops": 1,
         "samples": 0,

@@ -78,7 +78,14 @@ def dims_of(rows: int) -> dict[str, int]:
     pages = {"requests": rows, "most_pages": 64, "pages": 64 * rows}
     shapes = tile_dims(SHAPES, dict.fromkeys(SIZES.matmuls, 0))
     loops = {"steps": STEPS, "layers": LAYERS, "samples": 0}
-    return {"rows": rows, "stops": 1} | share_dims(2) | loops | sizes | pages | shapes
+    return (
+        {"rows": rows, "outputs": rows, "stops": 1}
+        | share_dims(2)
+        | loops
+        | sizes
+        | pages
+        | shapes
+    )
 
 
 def data_of(rows: int) -> dict[str, Any]:

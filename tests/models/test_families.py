@@ -95,7 +95,9 @@ class Ranks:
                 top_k = self.config.mixture.router.top_k
                 shape = self.config.layers, len(of), top_k
                 rank_arrays["experts"] = np.full(shape, -9, np.int32)
-        dims = self.dims | {"rows": len(of), **share_dims(tasks)}
+        dims = (
+            self.dims | share_dims(tasks) | dict.fromkeys(("rows", "outputs"), len(of))
+        )
         results = simulate(self.plan, self.given, dims, check=is_first).outputs
         for rank_arrays, outputs in zip(self.given, results, strict=True):
             rank_arrays["cache"] = outputs["cache"]

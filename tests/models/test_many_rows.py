@@ -82,7 +82,7 @@ def test_the_cuda_bodies_give_the_bits_of_steps_with_few_rows(settings, tmp_path
         arrays["experts"] = step["experts"][:, is_in]
         arrays["cache"] = cache.copy()
         tiles = tile_dims(IN_ORDER, dict.fromkeys(matmuls, number))
-        count = {"rows": int(is_in.sum())}
+        count = dict.fromkeys(("rows", "outputs"), int(is_in.sum()))
         [outputs] = emulator.run([arrays], dims | tiles | count)
         if not whole:
             whole = outputs
@@ -117,6 +117,27 @@ def test_numbers_of_rows_are_refused(tmp_path, rng, one_rank):
 
 
 @ONE_RANK
+def test_the_first_rows_alone_get_ids_and_logits(tmp_path, rng, one_rank):
+    folder, ids = make_model(tmp_path, rng), rng.integers(504, size=200)
+    options = {"positions": 208, "batch": 1, "page_size": 16, "world": one_rank}
+    table = np.arange(13)[None]
+    step = np.roll(ids, 5), 0 * ids, np.roll(np.arange(200), 5), table
+    with load(folder, deterministic="batch", **options) as model:
+        whole = model.steps(*step, count=1)[0]
+        logits = host(model.logits).astype(np.float32)
+        assert whole.shape == (200,) and len(logits) == 200
+        for outputs in (5, 1, 150):
+            some = model.steps(*step, count=1, outputs=outputs)[0]
+            np.testing.assert_array_equal(some, whole[:outputs])
+            some_logits = host(model.logits).astype(np.float32)
+            # NOTE: NumPy may round a row's products differently with fewer rows.
+            np.testing.assert_allclose(some_logits, logits[:outputs], 0.05, 0.05)
+        for outputs in (0, 201):
+            with pytest.raises(ArgumentError, match="outputs: an integer from 1 to"):
+                model.steps(*step, count=1, outputs=outputs)
+
+
+@ONE_RANK
 def test_rows_whose_ids_are_known_are_not_sampled(tmp_path, rng, one_rank, monkeypatch):
     folder, sampling, samplings = make_model(tmp_path, rng), Sampling(seed=3), []
     check = RowChecks.check
@@ -131,7 +152,7 @@ def test_rows_whose_ids_are_known_are_not_sampled(tmp_path, rng, one_rank, monke
         batch.add([*range(20)], max_new_tokens=2, sampling=sampling)
         while not batch.is_done:
             batch.step()
-    assert samplings == [None, [None] * 3 + [sampling], [sampling]]
+    assert samplings == [None, [sampling] + [None] * 3, [sampling]]
 
 
 @ONE_RANK

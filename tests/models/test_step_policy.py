@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -11,7 +12,13 @@ from etc_dist.functions.router import Router
 from etc_dist.models import step_policy
 from etc_dist.models.config import read_config
 from etc_dist.models.experts import DecoderMixture
-from etc_dist.models.step_policy import DIVIDED, ROWS, SCALED, StepPolicy
+from etc_dist.models.step_policy import (
+    DIVIDED,
+    ROWS,
+    SCALED,
+    StepPolicy,
+    num_outputs,
+)
 from tests.models.small import make_model
 
 
@@ -32,8 +39,10 @@ def test_each_choice_is_listed_and_made_once(tmp_path, rng, monkeypatch):
     all_dims = policy.every(500)
     monkeypatch.setattr(step_policy, "work_of", None)
     for rows in ROWS:
-        for longest in (1, 127, 128, 255, 256, 384, 499, 500):
-            assert {"rows": rows, **policy.dims(rows, longest)} in all_dims
+        for wanted, longest in product((1, 500), (1, 127, 128, 255, 384, 499, 500)):
+            outputs = num_outputs(rows, wanted)
+            dims = {"rows": rows, "outputs": outputs}
+            assert dims | policy.dims(rows, longest, outputs) in all_dims
     policy.dims(1, 1).clear()
     assert policy.dims(1, 1)
 

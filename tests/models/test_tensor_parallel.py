@@ -95,7 +95,13 @@ def dims_of(config: ModelConfig, ranks: int, rows: int) -> dict[str, int]:
     dims |= {
         n: getattr(part_config, n) for n in ("layers", "hidden", "inner", "vocabulary")
     }
-    dims |= {"rows": rows, "positions": POSITIONS, "requests": 1, "most_pages": 2}
+    dims |= {
+        "rows": rows,
+        "outputs": rows,
+        "positions": POSITIONS,
+        "requests": 1,
+        "most_pages": 2,
+    }
     dims |= {"all_ids": config.vocabulary}
     return dims | {
         "pages": 2,
