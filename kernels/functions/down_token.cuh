@@ -23,20 +23,19 @@ struct down_token {
         task.thread >= kPrefetchedFirst<Task> && task.thread < Task::kTopK, down, picked);
     if (!activated()) return;
     using Weights = typename PairsOf<Task>::Type;
-    using Pairs = RowPairs<Weights>;
-    const i32 inner = active.size[2], num_expert_steps = Pairs::steps_of(inner);
+    using Pairs = RowPairs<Weights, true>;
+    const i32 inner = active.size[2];
     const u32 row = u32(inner) * Weights::kBytes;
     const Pairs pairs{
         .first = u64(down.at()),
         .apart = row,
         .next = 2 * row,
-        .by_pair = 0,
+        .by_expert = u32(down.stride[0]) * Weights::kBytes,
+        .num_experts = Task::kTopK,
         .num_pairs = down.size[1] / 2,
-        .of_expert = down.size[1],
-        .by_step = u32(down.stride[0]) * Weights::kBytes,
+        .of_expert = 0,
         .columns = inner,
-        .num_expert_steps = num_expert_steps,
-        .num_steps = Task::kTopK * num_expert_steps,
+        .num_blocks = Pairs::steps_of(inner),
         .vector = u64(active.at()),
         .by_vector = u32(inner) * 2,
         .picked = picked,

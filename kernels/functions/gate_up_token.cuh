@@ -21,19 +21,18 @@ struct gate_up_token {
     const auto active = task.template operand<Task::kReads>();
     const u64 logits = u64(task.template operand<1>().at());
     using Weights = typename PairsOf<Task>::Type;
-    using Pairs = RowPairs<Weights>;
-    const i32 columns = gate.size[1], num_steps = Pairs::steps_of(x.size[1]);
+    using Pairs = RowPairs<Weights, false>;
+    const i32 columns = gate.size[1];
     Pairs pairs{
         .first = u64(gate.at()),
         .apart = u64(up.at()) - u64(gate.at()),
         .next = u32(gate.stride[1]) * Weights::kBytes,
-        .by_pair = u32(gate.stride[0]) * Weights::kBytes,
+        .by_expert = u32(gate.stride[0]) * Weights::kBytes,
+        .num_experts = Task::kTopK,
         .num_pairs = Task::kTopK * columns,
         .of_expert = columns,
-        .by_step = 0,
         .columns = x.size[1],
-        .num_expert_steps = num_steps,
-        .num_steps = num_steps,
+        .num_blocks = Pairs::steps_of(x.size[1]),
         .vector = u64(x.at()),
         .by_vector = 0,
         .picked = 0,

@@ -1,6 +1,7 @@
 // Products of pairs of rows of weights with one vector, for tasks of 256 threads: as fast as
 // memory gives the weights.
 #pragma once
+#include "functions/half_vector.cuh"
 #include "ptx/warp.cuh"
 #include "worker/task.cuh"
 
@@ -73,7 +74,7 @@ struct ScaledPairs {
         bits, is_there, first + (kHasBlocks ? block * sizeof(Element) : 0));
   }
   ETC_DEVICE static float scaled(Scale bits, float weight) {
-    return weight * __uint_as_float(bits << (32 - 8 * sizeof(Element)));  // bf16 is the upper half
+    return weight * number_of<Element>(bits);
   }
   template <bool kIsHalf>
   ETC_DEVICE static uint4 eight(const uint4 (&words)[kLoads], i32 n) {
@@ -117,20 +118,20 @@ ETC_DEVICE auto pair_scales(const Task& task, i32 first, i32 second, i32 next) {
 // Eight pairs make a tile of the tensor cores, of whose other operand all columns are the
 // vector: no sum over lanes is needed. The warps share the columns, 128 a step, among them;
 // their sums are added in order.
-// Experts may be picked in two ways: pairs are those of the first picked expert, then those of
-// the next; or the columns are, each expert's with a weight.
-template <class Weights>
+// Experts are picked in one of two ways: pairs are those of the first picked expert, then those of
+// the next; or, with kColumnsPick, the columns are, each expert's with a weight.
+template <class Weights, bool kColumnsPick>
 struct RowPairs {
   // NOTE: 32 bits where they suffice: registers are scarce.
-  u64 first;    // address of the first pair's first row
-  u64 apart;    // bytes from a pair's first row to its second,
-  u32 next;     // to the next pair's first row,
-  u32 by_pair;  // and from an expert to the next, where pairs pick: of_expert pairs each
-  i32 num_pairs, of_expert;
-  u32 by_step;  // the same, where columns pick: each expert has `columns`, in num_expert_steps
-  i32 columns, num_expert_steps, num_steps;
+  u64 first;      // address of the first pair's first row
+  u64 apart;      // bytes from a pair's first row to its second,
+  u32 next;       // to the next pair's first row,
+  u32 by_expert;  // and from an expert to the next
+  i32 num_experts, num_pairs;
+  i32 of_expert;            // pairs of each, where pairs pick
+  i32 columns, num_blocks;  // of each, and the steps for them
   u64 vector;     // address
-  u32 by_vector;  // bytes from an expert's part to the next
+  u32 by_vector;  // bytes from an expert's part to the next, where columns pick
   u32 picked;             // lane k's is the k-th expert, and
   float weight;           // its weight; lanes after the last need a finite one, for zeros
   typename Weights::Scales scales;
@@ -179,13 +180,31 @@ struct RowPairs {
     uint4 weight[2][Weights::kLoads];  // of the rows of a pair
     uint2 vector;                      // of four columns a lane
     typename Weights::Scale scale;
+    float of_expert;                   // weight
   };
-  // A step of a warp, and where the pair that this lane loads begins.
+  // A step of a warp: of a tile, of which this lane loads a pair, and of a block of columns.
+  // expert, and then pair or block: one index, by which experts are picked.
   struct Place {
-    i32 tile, step;
-    u64 row;
+    i32 tile, expert, pair, block;
+  };
+  // Where that pair begins.
+  struct Row {
+    u64 address;
     typename Weights::Place scale;
   };
+  // To an index that is greater by kWarps or kTilePairs, with `size` values for each expert.
+  // NOTE: a division for each step took as many instructions as its multiplications.
+  struct Jump {
+    i32 size, experts, remainder;
+
+    ETC_DEVICE explicit Jump(i32 of_each)
+        : size(of_each), experts(kWarps / of_each), remainder(kWarps % of_each) {}
+    ETC_DEVICE void apply(i32& expert, i32& value) const {
+      expert += experts, value += remainder;
+      if (value >= size) value -= size, ++expert;
+    }
+  };
+  static_assert(kWarps == kTilePairs);
 
   ETC_DEVICE static i32 slot(i32 tile, i32 warp, i32 pair) {
     return (tile * kWarps + warp) * kTilePairs + pair;
@@ -196,108 +215,166 @@ struct RowPairs {
   // NOTE: indices after the last step give zeros, so that there is no branch.
   template <bool kIsHalf, class Arrived>
   ETC_DEVICE bool add_up(i32 thread, float2* sums, i32 tile, i32 end, Arrived arrived) const {
-    const i32 warp = thread / 32, lane = thread % 32;
-    Place place{tile, warp, 0, {}}, ahead{tile, warp, 0, {}};
-    find_row(ahead, lane);
+    const i32 warp = thread / 32, lane = thread & 31;
+    const Jump jump(kColumnsPick ? num_blocks : of_expert);
+    const Place first_place = begin(tile, warp, lane);
+    Place ahead = first_place;
+    Row row = find_row(ahead, lane);
     Step steps[kAhead];
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
-      fetch_weight(ahead, end, lane, steps[n]);
-      if (advance(ahead, warp)) find_row(ahead, lane);
+      fetch_weight(ahead, row, end, lane, steps[n]);
+      if (advance(ahead, first_place, jump)) row = find_row(ahead, lane);
     }
     if (tile == 0 && !arrived()) return false;
-    ahead = place;
+    Place of_vector = first_place;
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
-      fetch_vector(ahead, end, lane, steps[n]);
-      advance(ahead, warp);
+      fetch_vector(of_vector, end, lane, steps[n]);
+      advance(of_vector, first_place, jump);
     }
-    find_row(ahead, lane);
+    row = find_row(ahead, lane);  // of experts that had not been picked
+    const i32 num_steps = steps_of_warp(warp);
+    i32 tiles_left = end - tile, steps_left = num_steps;
+    float* of_pair = &sums[slot(0, warp, lane / 4)].x + lane % 2;
     float sum = 0.0f;
+    auto vector = prepare<kIsHalf>(steps[0].vector);
 #pragma unroll 1
-    while (place.tile < end) {
+    while (tiles_left > 0) {
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) {
-        const float part = product<kIsHalf>(steps[n], lane);
-        const float of_expert = __shfl_sync(~0u, weight, place.step / num_expert_steps);
-        sum = __fmaf_rn(Weights::scaled(steps[n].scale, of_expert), part, sum);
-        fetch_weight(ahead, end, lane, steps[n]);
-        fetch_vector(ahead, end, lane, steps[n]);
-        if (advance(ahead, warp)) find_row(ahead, lane);
-        const i32 here = place.tile - tile;
-        if (advance(place, warp)) {
-          if (here + tile < end && lane % 4 < 2) {
-            float2& of_pair = sums[slot(here, warp, lane / 4)];
-            (lane % 4 == 0 ? of_pair.x : of_pair.y) = sum;
-          }
+        Step& step = steps[n];
+        const float part = product<kIsHalf>(step, vector, lane);
+        const float of_expert = kColumnsPick ? step.of_expert : 1.0f;
+        sum = __fmaf_rn(Weights::scaled(step.scale, of_expert), part, sum);
+        fetch_weight(ahead, row, end, lane, step);
+        fetch_vector(ahead, end, lane, step);
+        vector = prepare<kIsHalf>(steps[(n + 1) % kAhead].vector);
+        if (advance(ahead, first_place, jump)) row = find_row(ahead, lane);
+        if (--steps_left == 0) {
+          if (tiles_left > 0 && lane % 4 < 2) *of_pair = sum;
+          of_pair += slot(1, 0, 0) * 2;
           sum = 0.0f;
+          --tiles_left, steps_left = num_steps;
         }
       }
     }
     return true;
   }
 
-  // Sets the row of a pair of a tile, and the place of its scales.
-  ETC_DEVICE void find_row(Place& place, i32 lane) const {
-    const i32 pair = minimum(place.tile * kTilePairs + lane / 4, num_pairs - 1);
-    const i32 k = pair / of_expert, in_expert = pair - k * of_expert;
-    const u32 expert = __shfl_sync(~0u, picked, k);
-    place.row = first + u64(expert) * by_pair + u64(u32(in_expert)) * next + lane % 4 * 16;
-    place.scale = Weights::place(scales, by_pair > 0 ? expert : 0, in_expert);
+  // Of each tile; at least one, of zeros.
+  ETC_DEVICE i32 steps_of_warp(i32 warp) const {
+    const i32 all = kColumnsPick ? num_experts * num_blocks : num_blocks;
+    return maximum(1, (all + kWarps - 1 - warp) / kWarps);
+  }
+  // The first step of a warp from `tile` on.
+  ETC_DEVICE Place begin(i32 tile, i32 warp, i32 lane) const {
+    const i32 pair = tile * kTilePairs + lane / 4;
+    if constexpr (kColumnsPick) {
+      return {tile, warp / num_blocks, pair, warp % num_blocks};
+    } else {
+      return {tile, pair / of_expert, pair % of_expert, warp};
+    }
   }
   // Whether another tile begins.
-  ETC_DEVICE bool advance(Place& place, i32 warp) const {
-    place.step += kWarps;
-    if (place.step < num_steps) return false;
-    place.step = warp;
+  ETC_DEVICE bool advance(Place& place, const Place& first_place, const Jump& jump) const {
+    if constexpr (kColumnsPick) {
+      jump.apply(place.expert, place.block);
+      if (place.expert < num_experts) return false;
+      place.expert = first_place.expert;
+      place.pair += kTilePairs;
+    } else {
+      place.block += kWarps;
+      if (place.block < num_blocks) return false;
+      jump.apply(place.expert, place.pair);
+    }
+    place.block = first_place.block;
     ++place.tile;
     return true;
   }
+  // NOTE: pairs after the last one are those of any other.
+  ETC_DEVICE Row find_row(const Place& place, i32 lane) const {
+    const i32 pair = kColumnsPick ? minimum(place.pair, num_pairs - 1) : place.pair;
+    u32 expert = 0;
+    if constexpr (!kColumnsPick) {
+      expert = __shfl_sync(~0u, picked, minimum(place.expert, num_experts - 1));
+    }
+    const u64 address = first + u64(expert) * by_expert + u64(u32(pair)) * next + lane % 4 * 16;
+    return {address, Weights::place(scales, expert, pair)};
+  }
 
   // Columns from a step's first one to the end; none after the last step.
-  ETC_DEVICE i32 left(const Place& place, i32 end, i32 column) const {
-    return place.tile < end && place.step < num_steps ? columns - column : 0;
+  ETC_DEVICE i32 left(const Place& place, i32 end) const {
+    const bool is_there =
+        place.tile < end && (kColumnsPick ? place.expert < num_experts : place.block < num_blocks);
+    return is_there ? columns - place.block * kStepColumns : 0;
   }
-  ETC_DEVICE void fetch_weight(const Place& place, i32 end, i32 lane, Step& step) const {
+  ETC_DEVICE void fetch_weight(
+      const Place& place, const Row& row, i32 end, i32 lane, Step& step) const {
     constexpr i32 kBytes = Weights::kBytes, kLoadColumns = 16 / kBytes;
-    const i32 k = place.step / num_expert_steps, block = place.step - k * num_expert_steps;
-    const i32 column = block * kStepColumns, num_left = left(place, end, column);
-    const u32 expert = __shfl_sync(~0u, picked, k);
-    const u64 source = place.row + u64(expert) * by_step + column * kBytes;
+    const i32 num_left = left(place, end);
+    const u32 expert = kColumnsPick ? __shfl_sync(~0u, picked, place.expert) : 0;
+    const u64 source =
+        row.address + u64(expert) * by_expert + place.block * kStepColumns * kBytes;
 #pragma unroll
     for (i32 i = 0; i < Weights::kLoads; ++i) {
       const bool is_inside = (i * 4 + lane % 4) * kLoadColumns < num_left;
       step.weight[0][i] = ptx::load16_once_if(is_inside, source + i * 64);
       step.weight[1][i] = ptx::load16_once_if(is_inside, source + apart + i * 64);
     }
-    Weights::fetch(step.scale, scales, place.scale, num_left > 0, by_step > 0 ? expert : 0, block);
+    Weights::fetch(step.scale, scales, row.scale, num_left > 0, expert, place.block);
+    if constexpr (kColumnsPick) step.of_expert = __shfl_sync(~0u, weight, place.expert);
   }
   ETC_DEVICE void fetch_vector(const Place& place, i32 end, i32 lane, Step& step) const {
-    const i32 k = place.step / num_expert_steps;
-    const i32 column = (place.step - k * num_expert_steps) * kStepColumns;
-    const u64 source = vector + u64(u32(k)) * by_vector + column * 2;
-    step.vector = ptx::load8_l2_if(lane * 4 < left(place, end, column), source + lane * 8);
+    u64 source = vector + place.block * kStepColumns * 2;
+    if constexpr (kColumnsPick) source += u64(u32(place.expert)) * by_vector;
+    step.vector = ptx::load8_l2_if(lane * 4 < left(place, end), source + lane * 8);
   }
 
-  // NOTE: a dot product does not depend on the order of columns. The eight neighbours that a lane
-  // has are one operand of mma: columns 0, 1, 4, 5 in a row of it, 2, 3, 6, 7 in another, which
-  // even and odd columns of the other operand multiply. So they stay in their registers.
+  // A step's part of the vector, as it is multiplied. NOTE: numbers of e4m3 are such of f16. To widen
+  // codes to bf16 takes four times the instructions.
   template <bool kIsHalf>
-  ETC_DEVICE static float product(const Step& step, i32 lane) {
+  ETC_DEVICE static auto prepare(uint2 vector) {
+    if constexpr (kIsHalf || Weights::kBytes == 2) {
+      return vector;
+    } else {
+      return HalfVector::of(vector);
+    }
+  }
+  template <bool kIsHalf>
+  ETC_DEVICE static float product(const Step& step, uint2 vector, i32 lane) {
+    return multiply_step<kIsHalf>(step, vector, lane);
+  }
+  template <bool kIsHalf>
+  ETC_DEVICE static float product(const Step& step, HalfVector vector, i32 lane) {
+    float sum = 0.0f;
+    if (!vector.is_exact) {  // seldom: in parts, of which the last one is left
+      uint2 numbers = step.vector;
+#pragma unroll 1
+      while (true) {
+        vector = HalfVector::take(numbers);
+        if (vector.is_exact) break;
+        sum = __fmaf_rn(multiply_step<true>(step, vector.halves, lane), vector.unit, sum);
+      }
+    }
+    return __fmaf_rn(multiply_step<true>(step, vector.halves, lane), vector.unit, sum);
+  }
+  // NOTE: a dot product does not depend on the order of columns. The eight neighbours that a lane
+  // has are one operand of mma: columns 0 to 3 in a row of it, 4 to 7 in another, which even and odd
+  // columns of the other operand multiply. So they stay in their registers, and what a lane needs of
+  // the vector is in one register of each other lane.
+  template <bool kIsHalf>
+  ETC_DEVICE static float multiply_step(const Step& step, uint2 vector, i32 lane) {
     float d[2][4] = {};
 #pragma unroll
     for (i32 i = 0; i < kParts; ++i) {
-      const i32 source_lane = Weights::column(i, lane) / 4;
-      const u32 words[4] = {
-          __shfl_sync(~0u, step.vector.x, source_lane),
-          __shfl_sync(~0u, step.vector.y, source_lane),
-          __shfl_sync(~0u, step.vector.x, source_lane + 1),
-          __shfl_sync(~0u, step.vector.y, source_lane + 1)};
-      const u32 low = lane & 4 ? words[1] : words[0], high = lane & 4 ? words[3] : words[2];
+      const i32 source_lane = Weights::column(i, lane) / 4 + lane / 4 % 2;
+      const u32 low = __shfl_sync(~0u, vector.x, source_lane);
+      const u32 high = __shfl_sync(~0u, vector.y, source_lane);
 #pragma unroll
       for (i32 n = 0; n < 2; ++n) {
         const uint4 w = Weights::template eight<kIsHalf>(step.weight[n], i);
-        ptx::mma_16x8x16<kIsHalf>(d[n], w.x, w.y, w.z, w.w, low, high);
+        ptx::mma_16x8x16<kIsHalf>(d[n], w.x, w.z, w.y, w.w, low, high);
       }
     }
     return lane % 2 == 0 ? d[0][0] + d[0][3] : d[1][0] + d[1][3];

@@ -76,7 +76,7 @@ struct RowScales {
   }
   ETC_DEVICE static float scale(u32 bits, u32 n) {
     const u32 shared = __shfl_sync(~0u, bits, n % kLanes, kLanes);
-    return __uint_as_float(shared << (32 - 8 * sizeof(Element)));  // bf16 is the upper half
+    return number_of<Element>(shared);
   }
 };
 

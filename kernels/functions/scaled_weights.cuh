@@ -139,8 +139,7 @@ struct BlockScales {
  private:
   ETC_DEVICE static float scale(u32 bits, u32 n) {
     const u32 shared = Rows::kHasBlocks ? __shfl_sync(~0u, bits, n % kLanes, kLanes) : bits;
-    // NOTE: bf16 is the upper half.
-    return __uint_as_float(shared << (32 - 8 * sizeof(typename Rows::Element)));
+    return number_of<typename Rows::Element>(shared);
   }
 };
 

@@ -417,7 +417,23 @@ BROKEN = {
             "kHasBlocks ? block * sizeof(Element) : 0": "0",
             "n % 2 == 0 ? codes.x : codes.z": "codes.x",
             "n / 2 * 64 + lane % 4 * 16 + n % 2 * 8": "n * 32 + lane % 4 * 8",
-            "lane % 4 == 0 ? of_pair.x : of_pair.y": "of_pair.x",
+            "lane % 2": "0",
+            "lane / 4 % 2": "0",
+            "if (value >= size) value -= size, ++expert;": "",
+        },
+        "octaves": {
+            "!vector.is_exact": "false",
+            "if (vector.is_exact) break;": "break;",
+        },
+    },
+    "functions/half_vector": {
+        "octaves": {
+            "!__any_sync(~0u, minimum_of(least, least << 16) < lowest)": "true",
+            "ptx::warp_max(maximum_of(largest, largest << 16))": "largest",
+            "octave_of(127 + 15 + 127) - octave": "octave_of(127)",
+            "maximum_of(octave, octave_of(32))": "octave",
+            "octave_of(254) - scale": "octave_of(127)",
+            "(word & 0x7fff0000u) > lowest": "true",
         },
     },
     "event/flags": {

@@ -27,10 +27,9 @@ def test_results_of_the_tokens_experts_are_weighted():
 BLOCKS, ROWS = Scaling(PER_BLOCK, "float32"), Scaling(PER_ROW, "bfloat16")
 
 
-def scaled(scaling, dtype, ids, weights, down, scales, active):
-    """The results of both bodies for float8 weights."""
-    num_choices = len(ids)
-    routing = Routing(len(down), Router(num_choices), dtype)
+def scaled_graph(scaling, dtype, num_experts, num_choices):
+    """Of float8 weights."""
+    routing = Routing(num_experts, Router(num_choices), dtype)
     operand = f"given 1 {num_choices} k {dtype}"
     tasks = [
         Task(
@@ -45,15 +44,19 @@ def scaled(scaling, dtype, ids, weights, down, scales, active):
                 f"ids 1 {num_choices} int32",
                 f"weights 1 4[:{num_choices}] float32",
                 f"active 1 {num_choices} k {dtype}",
-                f"down {len(down)} n k {E4M3}",
-                f"scales {len(down)} r c {scaling.dtype}",
+                f"down {num_experts} n k {E4M3}",
+                f"scales {num_experts} r c {scaling.dtype}",
             ],
             [f"y 1 n {dtype}"],
             waits=["done[0]"],
         ),
     ]
     of_active = {"active": "local"}
-    graph = calls(1, tasks=tasks, parts="events done [1] expects 1", kinds=of_active)
+    return calls(1, tasks=tasks, parts="events done [1] expects 1", kinds=of_active)
+
+
+def scaled_inputs(scaling, dtype, ids, weights, down, scales, active):
+    """The inputs of this graph, and its dims."""
     _, n, k = down.shape
     arrays = {
         "ids": np.array([ids], np.int32),
@@ -62,9 +65,31 @@ def scaled(scaling, dtype, ids, weights, down, scales, active):
         "down": down,
         "scales": scales.astype(numpy_dtype(scaling.dtype)),
     }
-    dims = {"n": n, "k": k, "r": scales.shape[1], "c": scales.shape[2]}
-    for outputs in both(graph, arrays, dims):
+    return arrays, {"n": n, "k": k, "r": scales.shape[1], "c": scales.shape[2]}
+
+
+def scaled(scaling, dtype, ids, weights, down, scales, active):
+    """The results of both bodies for float8 weights."""
+    graph = scaled_graph(scaling, dtype, len(down), len(ids))
+    inputs = scaled_inputs(scaling, dtype, ids, weights, down, scales, active)
+    for outputs in both(graph, *inputs):
         yield outputs["y"][0].astype(np.float32)
+
+
+def rows_of_all_octaves():
+    """Inputs of which y is the activations: numbers of each octave of bf16 and zeros,
+    so that a block has many octaves, but the second one."""
+    k = 384
+    rng = np.random.default_rng(8)
+    exponents = np.arange(-133, 128)
+    sizes = np.exp2(exponents) * (1 + rng.integers(0, 128, 261) / 128)
+    numbers = np.zeros(k)
+    numbers[rng.permutation(k)[:261]] = sizes * rng.choice([-1, 1], 261)
+    numbers[128:256] = rng.permutation(128) / 128
+    down = np.eye(k).astype(numpy_dtype(E4M3))[None]
+    scales = np.ones((1, 3, 3))
+    active = numbers[None, None]
+    return scaled_inputs(BLOCKS, "bfloat16", [0], [1.0], down, scales, active)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +123,21 @@ def test_each_block_of_each_expert_has_its_own_scale(rng):
     assert np.isnan(expected).sum() == 128
     for y in scaled(BLOCKS, "bfloat16", [2, 0], [0.25, 2.0], down, scales, active):
         np.testing.assert_array_equal(y, expected)
+
+
+def test_numbers_of_all_octaves_are_multiplied_exactly():
+    arrays, dims = rows_of_all_octaves()
+    for outputs in both(scaled_graph(BLOCKS, "bfloat16", 1, 1), arrays, dims):
+        np.testing.assert_array_equal(outputs["y"][0], arrays["given"][0, 0])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_infinite_activations_stay(dtype):
+    """Beside others of many octaves; times 0 they are NaN."""
+    active = np.exp2(np.arange(256) % 24 - 12.0)[None, None]
+    active[0, 0, 5] = np.inf
+    down = np.ones((1, 8, 256))
+    down[0, :, 5] = [2, -2, 0, np.nan] * 2
+    down, scales = down.astype(numpy_dtype(E4M3)), np.ones((1, 8, 1))
+    for y in scaled(ROWS, dtype, [0], [1.0], down, scales, active):
+        np.testing.assert_array_equal(y, [np.inf, -np.inf, np.nan, np.nan] * 2)

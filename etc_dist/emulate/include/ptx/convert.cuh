@@ -51,6 +51,14 @@ inline u32 e4m3x2_to_f16x2(u16 codes) {
 inline uint2 e4m3x4_to_f16x4(u32 codes) {
   return {e4m3x2_to_f16x2(u16(codes)), e4m3x2_to_f16x2(u16(codes >> 16))};
 }
+inline u32 add_halves(u32 a, u32 b) {
+  return ((a + b) & 0xffffu) | ((a & 0xffff0000u) + (b & 0xffff0000u));
+}
+inline u32 min_halves(u32 a, u32 b) {
+  const u32 low = (a & 0xffffu) < (b & 0xffffu) ? a : b, high = a < b ? a : b;
+  return (low & 0xffffu) | (high & 0xffff0000u);
+}
+inline u32 max_halves(u32 a, u32 b) { return ~min_halves(~a, ~b); }
 inline float exp2(float v) { return exp2f(v); }
 inline float tanh(float v) { return tanhf(v); }
 
