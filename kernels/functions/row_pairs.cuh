@@ -128,12 +128,12 @@ struct RowPairs {
   u32 next;       // to the next pair's first row,
   u32 by_expert;  // and from an expert to the next
   i32 num_experts, num_pairs;
-  i32 of_expert;            // pairs of each, where pairs pick
-  i32 columns, num_blocks;  // of each, and the steps for them
-  u64 vector;     // address
-  u32 by_vector;  // bytes from an expert's part to the next, where columns pick
-  u32 picked;             // lane k's is the k-th expert, and
-  float weight;           // its weight; lanes after the last need a finite one, for zeros
+  i32 of_expert;            // pairs of an expert, if pairs pick
+  i32 columns, num_blocks;  // of an expert; a step has a block
+  u64 vector;               // address
+  u32 by_vector;            // bytes from an expert's part to the next, if columns pick
+  u32 picked;               // lane k's is the k-th expert, and
+  float weight;             // its weight; lanes after the last need a finite one, for zeros
   typename Weights::Scales scales;
 
   static constexpr i32 kStepColumns = 128;
@@ -180,10 +180,10 @@ struct RowPairs {
     uint4 weight[2][Weights::kLoads];  // of the rows of a pair
     uint2 vector;                      // of four columns a lane
     typename Weights::Scale scale;
-    float of_expert;                   // weight
+    float of_expert;  // its weight, if columns pick
   };
-  // A step of a warp: of a tile, of which this lane loads a pair, and of a block of columns.
-  // expert, and then pair or block: one index, by which experts are picked.
+  // A step of a warp, and the pair of its tile that this lane loads. pair or block, by which experts
+  // are picked, is that of the expert.
   struct Place {
     i32 tile, expert, pair, block;
   };
@@ -192,8 +192,8 @@ struct RowPairs {
     u64 address;
     typename Weights::Place scale;
   };
-  // To an index that is greater by kWarps or kTilePairs, with `size` values for each expert.
-  // NOTE: a division for each step took as many instructions as its multiplications.
+  // To the pair or block that is kWarps further, where an expert has `size`.
+  // NOTE: divisions in each step took twice the instructions of its multiplications.
   struct Jump {
     i32 size, experts, remainder;
 
@@ -331,8 +331,9 @@ struct RowPairs {
     step.vector = ptx::load8_l2_if(lane * 4 < left(place, end), source + lane * 8);
   }
 
-  // A step's part of the vector, as it is multiplied. NOTE: numbers of e4m3 are such of f16. To widen
-  // codes to bf16 takes four times the instructions.
+  // A step's part of the vector, as it is multiplied.
+  // NOTE: numbers of e4m3 are such of f16; to make them such of bf16 takes three more instructions
+  // for each two.
   template <bool kIsHalf>
   ETC_DEVICE static auto prepare(uint2 vector) {
     if constexpr (kIsHalf || Weights::kBytes == 2) {
@@ -348,7 +349,7 @@ struct RowPairs {
   template <bool kIsHalf>
   ETC_DEVICE static float product(const Step& step, HalfVector vector, i32 lane) {
     float sum = 0.0f;
-    if (!vector.is_exact) {  // seldom: in parts, of which the last one is left
+    if (!vector.is_exact) {  // seldom: there are several parts; all but the last one
       uint2 numbers = step.vector;
 #pragma unroll 1
       while (true) {
@@ -360,9 +361,9 @@ struct RowPairs {
     return __fmaf_rn(multiply_step<true>(step, vector.halves, lane), vector.unit, sum);
   }
   // NOTE: a dot product does not depend on the order of columns. The eight neighbours that a lane
-  // has are one operand of mma: columns 0 to 3 in a row of it, 4 to 7 in another, which even and odd
-  // columns of the other operand multiply. So they stay in their registers, and what a lane needs of
-  // the vector is in one register of each other lane.
+  // has are one operand of mma: columns 0 to 3 in a row of it, 4 to 7 in another, which even and
+  // odd columns of the other operand multiply. So they stay in their registers, and all lanes need
+  // the same register of others.
   template <bool kIsHalf>
   ETC_DEVICE static float multiply_step(const Step& step, uint2 vector, i32 lane) {
     float d[2][4] = {};
