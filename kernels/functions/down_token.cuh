@@ -35,7 +35,7 @@ struct down_token {
         .num_pairs = down.size[1] / 2,
         .of_expert = 0,
         .columns = inner,
-        .num_blocks = Pairs::steps_of(inner),
+        .num_steps = Pairs::steps_of(inner),
         .vector = u64(active.at()),
         .by_vector = u32(inner) * 2,
         .picked = picked,

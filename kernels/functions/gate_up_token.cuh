@@ -32,7 +32,7 @@ struct gate_up_token {
         .num_pairs = Task::kTopK * columns,
         .of_expert = columns,
         .columns = x.size[1],
-        .num_blocks = Pairs::steps_of(x.size[1]),
+        .num_steps = Pairs::steps_of(x.size[1]),
         .vector = u64(x.at()),
         .by_vector = 0,
         .picked = 0,

@@ -23,33 +23,28 @@ ETC_DEVICE void prefetch_rows(bool is_needed, const Tile& rows, u32 expert) {
   }
 }
 
-// Weights of the elements of the vector, of which a lane loads eight adjacent columns at a time.
+// Weights of the elements of the vector.
 struct PlainPairs {
   static constexpr u32 kBytes = 2;
-  static constexpr i32 kLoads = 4;  // of 16 bytes, that a lane has of each row of a step
-  static constexpr int kAhead = 2;  // steps whose loads are under way
-  struct Scales {};                 // of all rows
-  using Place = Scales;             // of those of a lane's row
-  using Scale = Scales;             // of a step
+  struct Scales {};      // of all rows
+  using Place = Scales;  // of those of a lane's row
+  using Scale = Scales;  // of a step
 
   ETC_DEVICE static Place place(const Scales&, u32, i32) { return {}; }
-  ETC_DEVICE static void fetch(Scale&, const Scales&, const Place&, bool, u32, i32) {}
-  ETC_DEVICE static float scaled(const Scale&, float weight) { return weight; }
-  // The n-th eight columns of a row that a lane has in a step, and the first of them.
+  ETC_DEVICE static void fetch(Scale&, const Scales&, const Place&, i32, u32, i32) {}
+  ETC_DEVICE static float scaled(const Scale&, i32, float weight) { return weight; }
+  // The words of four columns, of eight that a lane has loaded: the first two, and the second two.
   template <bool kIsHalf>
-  ETC_DEVICE static uint4 eight(const uint4 (&words)[kLoads], i32 n) {
-    return words[n];
+  ETC_DEVICE static uint2 four(uint4 words, i32 n) {
+    return n == 0 ? make_uint2(words.x, words.y) : make_uint2(words.z, words.w);
   }
-  ETC_DEVICE static i32 column(i32 n, i32 lane) { return n * 32 + lane % 4 * 8; }
 };
 
-// Codes of e4m3, of which a lane loads sixteen columns at a time. A step is a block of k: each row
-// has a scale for it, or one for all. Rows share scales in groups of 1 << kShift.
+// Codes of e4m3. A step has two blocks of k: each row has a scale for each, or one for all. Rows share
+// scales in groups of 1 << kShift.
 template <u32 kShift, bool kHasBlocks, class Element>
 struct ScaledPairs {
   static constexpr u32 kBytes = 1;
-  static constexpr i32 kLoads = 2;
-  static constexpr int kAhead = 4;
   // Of the scales [experts, any, any]: the address, and bytes to the next expert and row. first,
   // second: the rows of w of the first pair; next: rows to the next pair.
   struct Scales {
@@ -58,32 +53,34 @@ struct ScaledPairs {
     i32 first, second, next;
   };
   using Place = u64;
-  using Scale = u32;  // its bits
+  struct Scale {
+    u32 bits[kHasBlocks ? 2 : 1];
+  };
 
   // Of the row of a pair that a lane adds up: even ones the first.
   ETC_DEVICE static Place place(const Scales& scales, u32 expert, i32 pair) {
     const i32 row = (ptx::lane() % 2 == 0 ? scales.first : scales.second) + pair * scales.next;
     return scales.address + u64(expert) * scales.by_expert + u64(u32(row) >> kShift) * scales.pitch;
   }
-  // `by_column`: the expert, where columns pick.
+  // num_left: columns from the step's first one on. `by_column`: the expert, where columns pick.
   ETC_DEVICE static void fetch(
-      Scale& bits, const Scales& scales, Place place, bool is_there, u32 by_column, i32 block) {
-    bits = 0;
+      Scale& scale, const Scales& scales, Place place, i32 num_left, u32 by_column, i32 step) {
     const u64 first = place + u64(by_column) * scales.by_expert;
-    ptx::load_l2_into<sizeof(Element)>(
-        bits, is_there, first + (kHasBlocks ? block * sizeof(Element) : 0));
+    const u64 source = first + (kHasBlocks ? step * 2 * sizeof(Element) : 0);
+#pragma unroll
+    for (i32 i = 0; i < (kHasBlocks ? 2 : 1); ++i) {
+      scale.bits[i] = 0;
+      ptx::load_l2_into<sizeof(Element)>(
+          scale.bits[i], i * 128 < num_left, source + i * sizeof(Element));
+    }
   }
-  ETC_DEVICE static float scaled(Scale bits, float weight) {
-    return weight * number_of<Element>(bits);
+  ETC_DEVICE static float scaled(const Scale& scale, i32 block, float weight) {
+    return weight * number_of<Element>(scale.bits[kHasBlocks ? block : 0]);
   }
   template <bool kIsHalf>
-  ETC_DEVICE static uint4 eight(const uint4 (&words)[kLoads], i32 n) {
-    const uint4 codes = words[n / 2];
-    const uint2 left = widen4<kIsHalf>(n % 2 == 0 ? codes.x : codes.z);
-    const uint2 right = widen4<kIsHalf>(n % 2 == 0 ? codes.y : codes.w);
-    return {left.x, left.y, right.x, right.y};
+  ETC_DEVICE static uint2 four(uint4 codes, i32 n) {
+    return widen4<kIsHalf>(n < 2 ? n == 0 ? codes.x : codes.y : n == 2 ? codes.z : codes.w);
   }
-  ETC_DEVICE static i32 column(i32 n, i32 lane) { return n / 2 * 64 + lane % 4 * 16 + n % 2 * 8; }
 };
 
 // The weights of a task.
@@ -116,8 +113,8 @@ ETC_DEVICE auto pair_scales(const Task& task, i32 first, i32 second, i32 next) {
 }
 
 // Eight pairs make a tile of the tensor cores, of whose other operand all columns are the
-// vector: no sum over lanes is needed. The warps share the columns, 128 a step, among them;
-// their sums are added in order.
+// vector: no sum over lanes is needed. The warps share the columns, 256 bytes of a row a step, among
+// them; their sums are added in order.
 // Experts are picked in one of two ways: pairs are those of the first picked expert, then those of
 // the next; or, with kColumnsPick, the columns are, each expert's with a weight.
 template <class Weights, bool kColumnsPick>
@@ -129,14 +126,14 @@ struct RowPairs {
   u32 by_expert;  // and from an expert to the next
   i32 num_experts, num_pairs;
   i32 of_expert;            // pairs of an expert, if pairs pick
-  i32 columns, num_blocks;  // of an expert; a step has a block
+  i32 columns, num_steps;   // of an expert
   u64 vector;               // address
   u32 by_vector;            // bytes from an expert's part to the next, if columns pick
   u32 picked;               // lane k's is the k-th expert, and
   float weight;             // its weight; lanes after the last need a finite one, for zeros
   typename Weights::Scales scales;
 
-  static constexpr i32 kStepColumns = 128;
+  static constexpr i32 kStepColumns = 256 / Weights::kBytes;
   static constexpr i32 steps_of(i32 columns) { return (columns + kStepColumns - 1) / kStepColumns; }
 
   // Experts at most whose pairs are loaded before arrived() is called: until then all others are
@@ -171,28 +168,30 @@ struct RowPairs {
 
  private:
   static constexpr i32 kWarps = 8, kTilePairs = 8;
-  static constexpr i32 kParts = 4;  // of a step: 32 columns, eight a lane
-  static constexpr int kAhead = Weights::kAhead;
+  static constexpr int kAhead = 2;  // steps whose loads are under way
+  static constexpr i32 kLoads = 4;  // of 16 bytes, that a lane has of each row of a step
+  static constexpr i32 kSums = 2;   // of a step, each over half of its columns
+  static constexpr i32 kVectorWords = kStepColumns / 64;  // that a lane has, of two columns each
   static constexpr i32 kMostTiles =
       Shared::kScratchBytes / (kWarps * kTilePairs * i32(sizeof(float2)));
 
   struct Step {
-    uint4 weight[2][Weights::kLoads];  // of the rows of a pair
-    uint2 vector;                      // of four columns a lane
+    uint4 weight[2][kLoads];  // of the rows of a pair
+    u32 vector[kVectorWords];
     typename Weights::Scale scale;
     float of_expert;  // its weight, if columns pick
   };
-  // A step of a warp, and the pair of its tile that this lane loads. pair or block, by which experts
+  // A step of a warp, and the pair of its tile that this lane loads. pair or step, by which experts
   // are picked, is that of the expert.
   struct Place {
-    i32 tile, expert, pair, block;
+    i32 tile, expert, pair, step;
   };
   // Where that pair begins.
   struct Row {
     u64 address;
     typename Weights::Place scale;
   };
-  // To the pair or block that is kWarps further, where an expert has `size`.
+  // To the pair or step that is kWarps further, where an expert has `size`.
   // NOTE: divisions in each step took twice the instructions of its multiplications.
   struct Jump {
     i32 size, experts, remainder;
@@ -216,7 +215,7 @@ struct RowPairs {
   template <bool kIsHalf, class Arrived>
   ETC_DEVICE bool add_up(i32 thread, float2* sums, i32 tile, i32 end, Arrived arrived) const {
     const i32 warp = thread / 32, lane = thread & 31;
-    const Jump jump(kColumnsPick ? num_blocks : of_expert);
+    const Jump jump(kColumnsPick ? num_steps : of_expert);
     const Place first_place = begin(tile, warp, lane);
     Place ahead = first_place;
     Row row = find_row(ahead, lane);
@@ -234,44 +233,47 @@ struct RowPairs {
       advance(of_vector, first_place, jump);
     }
     row = find_row(ahead, lane);  // of experts that had not been picked
-    const i32 num_steps = steps_of_warp(warp);
-    i32 tiles_left = end - tile, steps_left = num_steps;
+    const i32 num_turns = turns_of(warp);
+    i32 tiles_left = end - tile, turns_left = num_turns;
     float* of_pair = &sums[slot(0, warp, lane / 4)].x + lane % 2;
     float sum = 0.0f;
-    auto vector = prepare<kIsHalf>(steps[0].vector);
+    auto vector = prepared<kIsHalf>(steps[0].vector);
 #pragma unroll 1
     while (tiles_left > 0) {
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) {
         Step& step = steps[n];
-        const float part = product<kIsHalf>(step, vector, lane);
+        const Sums of_step = product<kIsHalf>(step, vector, lane);
         const float of_expert = kColumnsPick ? step.of_expert : 1.0f;
-        sum = __fmaf_rn(Weights::scaled(step.scale, of_expert), part, sum);
+#pragma unroll
+        for (i32 i = 0; i < kSums; ++i) {
+          sum = __fmaf_rn(Weights::scaled(step.scale, i, of_expert), of_step.part[i], sum);
+        }
         fetch_weight(ahead, row, end, lane, step);
         fetch_vector(ahead, end, lane, step);
-        vector = prepare<kIsHalf>(steps[(n + 1) % kAhead].vector);
+        vector = prepared<kIsHalf>(steps[(n + 1) % kAhead].vector);
         if (advance(ahead, first_place, jump)) row = find_row(ahead, lane);
-        if (--steps_left == 0) {
+        if (--turns_left == 0) {
           if (tiles_left > 0 && lane % 4 < 2) *of_pair = sum;
           of_pair += slot(1, 0, 0) * 2;
           sum = 0.0f;
-          --tiles_left, steps_left = num_steps;
+          --tiles_left, turns_left = num_turns;
         }
       }
     }
     return true;
   }
 
-  // Of each tile; at least one, of zeros.
-  ETC_DEVICE i32 steps_of_warp(i32 warp) const {
-    const i32 all = kColumnsPick ? num_experts * num_blocks : num_blocks;
+  // Steps of a warp for each tile; at least one, of zeros.
+  ETC_DEVICE i32 turns_of(i32 warp) const {
+    const i32 all = kColumnsPick ? num_experts * num_steps : num_steps;
     return maximum(1, (all + kWarps - 1 - warp) / kWarps);
   }
   // The first step of a warp from `tile` on.
   ETC_DEVICE Place begin(i32 tile, i32 warp, i32 lane) const {
     const i32 pair = tile * kTilePairs + lane / 4;
     if constexpr (kColumnsPick) {
-      return {tile, warp / num_blocks, pair, warp % num_blocks};
+      return {tile, warp / num_steps, pair, warp % num_steps};
     } else {
       return {tile, pair / of_expert, pair % of_expert, warp};
     }
@@ -279,16 +281,16 @@ struct RowPairs {
   // Whether another tile begins.
   ETC_DEVICE bool advance(Place& place, const Place& first_place, const Jump& jump) const {
     if constexpr (kColumnsPick) {
-      jump.apply(place.expert, place.block);
+      jump.apply(place.expert, place.step);
       if (place.expert < num_experts) return false;
       place.expert = first_place.expert;
       place.pair += kTilePairs;
     } else {
-      place.block += kWarps;
-      if (place.block < num_blocks) return false;
+      place.step += kWarps;
+      if (place.step < num_steps) return false;
       jump.apply(place.expert, place.pair);
     }
-    place.block = first_place.block;
+    place.step = first_place.step;
     ++place.tile;
     return true;
   }
@@ -306,8 +308,8 @@ struct RowPairs {
   // Columns from a step's first one to the end; none after the last step.
   ETC_DEVICE i32 left(const Place& place, i32 end) const {
     const bool is_there =
-        place.tile < end && (kColumnsPick ? place.expert < num_experts : place.block < num_blocks);
-    return is_there ? columns - place.block * kStepColumns : 0;
+        place.tile < end && (kColumnsPick ? place.expert < num_experts : place.step < num_steps);
+    return is_there ? columns - place.step * kStepColumns : 0;
   }
   ETC_DEVICE void fetch_weight(
       const Place& place, const Row& row, i32 end, i32 lane, Step& step) const {
@@ -315,70 +317,97 @@ struct RowPairs {
     const i32 num_left = left(place, end);
     const u32 expert = kColumnsPick ? __shfl_sync(~0u, picked, place.expert) : 0;
     const u64 source =
-        row.address + u64(expert) * by_expert + place.block * kStepColumns * kBytes;
+        row.address + u64(expert) * by_expert + place.step * kStepColumns * kBytes;
 #pragma unroll
-    for (i32 i = 0; i < Weights::kLoads; ++i) {
+    for (i32 i = 0; i < kLoads; ++i) {
       const bool is_inside = (i * 4 + lane % 4) * kLoadColumns < num_left;
       step.weight[0][i] = ptx::load16_once_if(is_inside, source + i * 64);
       step.weight[1][i] = ptx::load16_once_if(is_inside, source + apart + i * 64);
     }
-    Weights::fetch(step.scale, scales, row.scale, num_left > 0, expert, place.block);
+    Weights::fetch(step.scale, scales, row.scale, num_left, expert, place.step);
     if constexpr (kColumnsPick) step.of_expert = __shfl_sync(~0u, weight, place.expert);
   }
   ETC_DEVICE void fetch_vector(const Place& place, i32 end, i32 lane, Step& step) const {
-    u64 source = vector + place.block * kStepColumns * 2;
+    u64 source = vector + (place.step * kStepColumns + lane * kVectorWords * 2) * 2;
     if constexpr (kColumnsPick) source += u64(u32(place.expert)) * by_vector;
-    step.vector = ptx::load8_l2_if(lane * 4 < left(place, end), source + lane * 8);
+    const bool is_inside = lane * kVectorWords * 2 < left(place, end);
+    if constexpr (kVectorWords == 2) {
+      const uint2 words = ptx::load8_l2_if(is_inside, source);
+      step.vector[0] = words.x, step.vector[1] = words.y;
+    } else {
+      const uint4 words = ptx::load16_l2_if(is_inside, source);
+      step.vector[0] = words.x, step.vector[1] = words.y;
+      step.vector[2] = words.z, step.vector[3] = words.w;
+    }
   }
+
+  struct Sums {
+    float part[kSums];
+  };
+  struct Unchanged {};
+  using Halves = HalfVector<kVectorWords>;
 
   // A step's part of the vector, as it is multiplied.
   // NOTE: numbers of e4m3 are such of f16; to make them such of bf16 takes three more instructions
   // for each two.
   template <bool kIsHalf>
-  ETC_DEVICE static auto prepare(uint2 vector) {
+  ETC_DEVICE static auto prepared(const u32 (&words)[kVectorWords]) {
     if constexpr (kIsHalf || Weights::kBytes == 2) {
-      return vector;
+      return Unchanged{};
     } else {
-      return HalfVector::of(vector);
+      return Halves::of(words);
     }
   }
   template <bool kIsHalf>
-  ETC_DEVICE static float product(const Step& step, uint2 vector, i32 lane) {
-    return multiply_step<kIsHalf>(step, vector, lane);
+  ETC_DEVICE static Sums product(const Step& step, Unchanged, i32 lane) {
+    return multiply_step<kIsHalf>(step, step.vector, lane);
   }
   template <bool kIsHalf>
-  ETC_DEVICE static float product(const Step& step, HalfVector vector, i32 lane) {
-    float sum = 0.0f;
-    if (!vector.is_exact) {  // seldom: there are several parts; all but the last one
-      uint2 numbers = step.vector;
-#pragma unroll 1
-      while (true) {
-        vector = HalfVector::take(numbers);
-        if (vector.is_exact) break;
-        sum = __fmaf_rn(multiply_step<true>(step, vector.halves, lane), vector.unit, sum);
+  ETC_DEVICE static Sums product(const Step& step, Halves vector, i32 lane) {
+    Sums sums = {};
+    if (!vector.is_exact) {  // seldom. NOTE: so that what follows is not in a branch, it adds zeros
+      sums = multiply_step<kIsHalf>(step, step.vector, lane);
+#pragma unroll
+      for (u32& word : vector.words) word = 0;
+    }
+    const Sums halves = multiply_step<true>(step, vector.words, lane);
+#pragma unroll
+    for (i32 i = 0; i < kSums; ++i) {
+      sums.part[i] = __fmaf_rn(halves.part[i], vector.unit, sums.part[i]);
+    }
+    return sums;
+  }
+  // NOTE: a dot product does not depend on the order of columns. The neighbours that a lane loads
+  // are operands of mma: half of them in a row of it, half in another, which even and odd columns of
+  // the other operand multiply. So they stay in their registers, and all lanes need the same
+  // register of others.
+  template <bool kIsHalf>
+  ETC_DEVICE static Sums multiply_step(
+      const Step& step, const u32 (&vector)[kVectorWords], i32 lane) {
+    float d[2][kSums][4] = {};
+#pragma unroll
+    for (i32 i = 0; i < kLoads; ++i) {
+      const i32 source_lane = i * 8 + lane % 4 * 2 + lane / 4 % 2;
+#pragma unroll
+      for (i32 m = 0; m < kVectorWords / 2; ++m) {
+        const u32 low = __shfl_sync(~0u, vector[2 * m], source_lane);
+        const u32 high = __shfl_sync(~0u, vector[2 * m + 1], source_lane);
+#pragma unroll
+        for (i32 n = 0; n < 2; ++n) {
+          const uint2 even = Weights::template four<kIsHalf>(step.weight[n][i], m);
+          const uint2 odd =
+              Weights::template four<kIsHalf>(step.weight[n][i], m + kVectorWords / 2);
+          ptx::mma_16x8x16<kIsHalf>(
+              d[n][i * kSums / kLoads], even.x, odd.x, even.y, odd.y, low, high);
+        }
       }
     }
-    return __fmaf_rn(multiply_step<true>(step, vector.halves, lane), vector.unit, sum);
-  }
-  // NOTE: a dot product does not depend on the order of columns. The eight neighbours that a lane
-  // has are one operand of mma: columns 0 to 3 in a row of it, 4 to 7 in another, which even and
-  // odd columns of the other operand multiply. So they stay in their registers, and all lanes need
-  // the same register of others.
-  template <bool kIsHalf>
-  ETC_DEVICE static float multiply_step(const Step& step, uint2 vector, i32 lane) {
-    float d[2][4] = {};
+    Sums sums;
 #pragma unroll
-    for (i32 i = 0; i < kParts; ++i) {
-      const i32 source_lane = Weights::column(i, lane) / 4 + lane / 4 % 2;
-      const u32 low = __shfl_sync(~0u, vector.x, source_lane);
-      const u32 high = __shfl_sync(~0u, vector.y, source_lane);
-#pragma unroll
-      for (i32 n = 0; n < 2; ++n) {
-        const uint4 w = Weights::template eight<kIsHalf>(step.weight[n], i);
-        ptx::mma_16x8x16<kIsHalf>(d[n], w.x, w.z, w.y, w.w, low, high);
-      }
+    for (i32 i = 0; i < kSums; ++i) {
+      sums.part[i] = lane % 2 == 0 ? d[0][i][0] + d[0][i][3] : d[1][i][0] + d[1][i][3];
     }
-    return lane % 2 == 0 ? d[0][0] + d[0][3] : d[1][0] + d[1][3];
+    return sums;
   }
 };
 

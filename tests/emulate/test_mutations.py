@@ -31,7 +31,7 @@ from tests.emulate.mutations import BROKEN, MUTATIONS
 from tests.functions.test_attend import OF_GEMMA
 from tests.functions.test_attend import check as check_step
 from tests.functions.test_best_column import rows_of
-from tests.functions.test_down_token import BLOCKS, rows_of_all_octaves, scaled_graph
+from tests.functions.test_down_token import BLOCKS, rows_of_octaves, scaled_graph
 from tests.functions.test_heads_norm import COLUMNS
 from tests.functions.test_heads_norm import norms as heads_norms
 from tests.functions.test_mark_experts import MARKED
@@ -277,9 +277,7 @@ MUTATED = {
     "shares": Case(partial(attention, 1, paged=PAGED, group=3), divided_rows),
     "sinks": Case(partial(attention, 1, paged=SINKS, group=3), some_sinks),
     "many shares": Case(partial(attention, 1, paged=PAGED, group=3), many_shares),
-    "octaves": Case(
-        partial(scaled_graph, BLOCKS, "bfloat16", 1, 1), rows_of_all_octaves
-    ),
+    "octaves": Case(partial(scaled_graph, BLOCKS, "bfloat16", 1, 1), rows_of_octaves),
     "spoiled": Case(partial(next_tokens, 1, dtype="float32"), spoiled_rows),
 }
 CHECKS = {
