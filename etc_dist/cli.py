@@ -44,6 +44,8 @@ SAMPLING = {
     "seed": (int, "of the random numbers; default: 0"),
 }
 """Options of `generate`: types and help texts."""
+REGISTERS = 168
+"""Of a thread: 65536 for the 384 of a worker, in steps of 8."""
 OF_MODELS = (*DEFAULTS, "ranks", "workers")
 """Options of `build --bundle`."""
 
@@ -374,11 +376,12 @@ def build_model(
 
 def build_programs(names: Sequence[str], arch: str) -> int:
     """Compile the library's programs, those of `names` if there are any; 1 if one
-    spills or loses a property, such as asynchronous wgmma."""
+    spills or loses a property, such as asynchronous wgmma or its registers."""
     failed = []
     for name, plan in select_programs(names):
         facts = report(name, plan, arch)
         is_good = not (facts["spill_bytes"] or facts["stack_bytes"] or facts["remarks"])
+        is_good &= facts["registers"] == REGISTERS
         print(("built   " if is_good else "FAILED  ") + json.dumps(facts), flush=True)
         failed += [] if is_good else [name]
     print(f"spills or lost properties: {', '.join(failed) or 'none'}")

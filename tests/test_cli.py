@@ -8,6 +8,7 @@ import pytest
 
 from etc_dist import cli
 
+GOOD = {"spill_bytes": 0, "stack_bytes": 0, "remarks": [], "registers": 168}
 PROGRAMS = ["mlp_graph 4 bfloat16", "mlp_graph 8 bfloat16", "moe_graph mixtral"]
 
 
@@ -18,7 +19,7 @@ def built(monkeypatch):
 
     def report(name, plan, arch):
         names.append(name)
-        return {"spill_bytes": 0, "stack_bytes": 0, "remarks": []}
+        return GOOD
 
     monkeypatch.setattr(cli, "report", report)
     monkeypatch.setattr(cli, "library_programs", lambda: ((n, n) for n in PROGRAMS))
@@ -37,6 +38,23 @@ def built(monkeypatch):
 def test_programs_are_built_by_name(names, programs, built):
     assert cli.main(["build", *names]) == 0
     assert built == programs
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"spill_bytes": 8},
+        {"stack_bytes": 8},
+        {"remarks": ["C7510"]},
+        {"registers": 160},
+    ],
+)
+def test_a_program_that_spills_or_loses_a_property_fails(
+    fault, built, monkeypatch, capsys
+):
+    monkeypatch.setattr(cli, "report", lambda name, *_: GOOD | fault)
+    assert cli.main(["build", PROGRAMS[0]]) == 1
+    assert capsys.readouterr().out.startswith("FAILED  ")
 
 
 def test_characters_that_the_output_lacks_are_replaced(monkeypatch):

@@ -8,13 +8,12 @@ from etc_dist.functions.activation import Activation
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import PLAIN, Mixture
 from etc_dist.functions.scaled_weights import PER_BLOCK, PER_ROW, Scaling
-from etc_dist.functions.weight_layouts import W_LAYOUTS
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe import PACKED_INNER
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
-from etc_dist.layers.moe_graph import PARALLEL, moe_graph
+from etc_dist.layers.moe_graph import PARALLEL, chosen_experts_graph, moe_graph
 from etc_dist.models.decoder import decoder_for
 from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.sizes import DecoderSizes, Features
@@ -31,8 +30,8 @@ from etc_dist.ops.matmul_reduce_scatter import (
     matmul_reduce_scatter_graph,
     returned_matmul_graph,
 )
-from etc_dist.ops.tile_model import FLOAT8_FAMILY
-from etc_dist.schedule import Plan, schedule_dynamic, schedule_static
+from etc_dist.ops.tile_model import FAMILY, FLOAT8_FAMILY
+from etc_dist.schedule import SCHEDULES, Plan
 
 KINDS = ((4, DTYPES[0]), (8, DTYPES[1]))
 """World sizes and dtypes. Programs of other pairs differ in constants and in the types
@@ -41,24 +40,28 @@ On one rank, the collectives of a matmul are the matmul.
 
 NOTE: the compiler spills 8 bytes in the MLP of 3 and of 5 ranks, whose divisions by the
 world size need more registers."""
+FEW_TILES = tuple(
+    shape for shape in FAMILY if not shape.swapped or shape.rows in (8, 64, 256)
+)
+"""Tiles with all kinds of code: others differ from one of them in a number of rows, and
+have at most its registers."""
 MIXTURES: Mapping[str, tuple[Mixture, int]] = {
     "qwen3-30b-a3b": (Mixture(128, Router(8)), 768),
     "mixtral-8x7b": (Mixture(8, Router(2)), 14336),
 }
 """The mixture, and the inner width of all ranks."""
 DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
-    "qwen3-32b": (1, DecoderSizes(64, 8, 128, normalizes_heads=True)),
     "qwen3-32b float8": (
         1,
-        DecoderSizes(
-            64, 8, 128, normalizes_heads=True, float8=("qkv", "o", "gate_up", "down")
-        ),
+        DecoderSizes(64, 8, 128, normalizes_heads=True, float8=("gate_up", "down")),
     ),
-    "qwen3-32b of 4": (4, DecoderSizes(16, 2, 128, normalizes_heads=True)),
-    "qwen3-30b-a3b": (
-        1,
+    "olmo-2-32b of 4": (
+        4,
         DecoderSizes(
-            32, 4, 128, normalizes_heads=True, mixture=DecoderMixture(128, Router(8))
+            10,
+            2,
+            128,
+            features=Features(pre_norm=False, post_norm=True, normalizes_all=True),
         ),
     ),
     "glm-4.6": (
@@ -100,15 +103,22 @@ DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
 
 
 def library_programs() -> Iterator[tuple[str, Plan]]:
-    """(name, plan) of each program; one for all shapes of its kind."""
+    """(name, plan) of each program: one of each kind of code. Some have FEW_TILES."""
+    for name, schedule, graph in library_graphs():
+        yield name, SCHEDULES[schedule](graph)
+
+
+def library_graphs() -> Iterator[tuple[str, str, GraphFunction]]:
+    """(name, schedule, graph) of each program."""
     for name, graph in _graphs():
-        yield name, schedule_static(graph)
+        yield name, "static", graph
     for name, graph in _dynamic_graphs():
-        yield f"{name} dynamic", schedule_dynamic(graph)
+        yield f"{name} dynamic", "dynamic", graph
 
 
 def _graphs() -> Iterator[tuple[str, GraphFunction]]:
     yield from _matmul_graphs()
+    yield from _float8_graphs()
     yield from _sum_graphs()
     yield from _mlp_graphs()
     yield from _mixture_graphs()
@@ -119,76 +129,71 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
 
 def _matmul_graphs() -> Iterator[tuple[str, GraphFunction]]:
     """On one rank, and with a gathering or a reduction of rows."""
-    for make in (matmul_reduce_scatter_graph, all_gather_matmul_graph):
-        for world_size, dtype in KINDS:
-            has_both = dtype == DTYPES[0]
-            for w_layout in W_LAYOUTS if has_both else W_LAYOUTS[:1]:
-                graph = make(world_size, dtype=dtype, w_layout=w_layout)
-                yield f"{graph.name} {world_size} {dtype} {w_layout}", graph
-    for dtype, w_layout in zip(DTYPES, W_LAYOUTS, strict=True):
-        graph = matmul_graph(1, dtype=dtype, w_layout=w_layout)
-        yield f"{graph.name} 1 {dtype} {w_layout}", graph
-    for dtype, per in zip(DTYPES, (PER_BLOCK, PER_ROW), strict=True):
-        scaling = Scaling(per, "float32")
-        graph = matmul_graph(1, dtype=dtype, w_layout=scaling.w_layout)
-        yield f"{graph.name} float8 per {per} 1 {dtype}", graph
+    graph = matmul_graph(1, dtype=DTYPES[1], w_layout="kn")
+    yield f"{graph.name} 1 {DTYPES[1]} kn", graph
+    for make, world_size, dtype, w_layout in (
+        (matmul_graph, 1, DTYPES[0], "nk"),
+        (all_gather_matmul_graph, 4, DTYPES[0], "kn"),
+        (gathered_matmul_graph, 8, DTYPES[0], "nk"),
+        (matmul_reduce_scatter_graph, 8, DTYPES[1], "nk"),
+        (returned_matmul_graph, 4, DTYPES[0], "kn"),
+    ):
+        graph = make(world_size, dtype=dtype, w_layout=w_layout, shapes=FEW_TILES)
+        yield f"{graph.name} few tiles {world_size} {dtype} {w_layout}", graph
+    graph = matmul_reduce_scatter_graph(8, partials="float32")
+    yield f"{graph.name} 8 {DTYPES[0]} float32", graph
+    for eps, end in ((None, ""), (EPS, " norm")):
+        graph = matmul_all_reduce_graph(4, eps=eps, shapes=FEW_TILES)
+        yield f"{graph.name} few tiles{end} 4 {DTYPES[0]}", graph
+
+
+def _float8_graphs() -> Iterator[tuple[str, GraphFunction]]:
+    """Matmuls and MLPs by scaled weights, and of scaled activations."""
+    layout = Scaling(PER_ROW, "float32").w_layout
+    graph = matmul_graph(1, dtype=DTYPES[1], w_layout=layout)
+    yield f"{graph.name} float8 per row 1 {DTYPES[1]}", graph
+    layout = Scaling(PER_BLOCK, "float32").w_layout
+    graph = mlp_tiles_graph(4, w_layout=layout)
+    yield f"{graph.name} float8 per block 4 {DTYPES[0]}", graph
     layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
     for make, world_size in (
         (matmul_graph, 1),
-        (all_gather_matmul_graph, 4),
-        (matmul_reduce_scatter_graph, 4),
         (matmul_all_reduce_graph, 4),
+        (mlp_graph, 4),
     ):
         graph = make(world_size, w_layout=layout, shapes=FLOAT8_FAMILY)
         yield f"{graph.name} float8 activations {world_size} {DTYPES[0]}", graph
-    graph = matmul_reduce_scatter_graph(8, partials="float32")
-    yield f"{graph.name} 8 {DTYPES[0]} float32", graph
-    for make in (returned_matmul_graph, gathered_matmul_graph):
-        for world_size, w_layout in ((4, "kn"), (8, "nk")):
-            graph = make(world_size, w_layout=w_layout)
-            yield f"{graph.name} {world_size} {DTYPES[0]} {w_layout}", graph
 
 
 def _sum_graphs() -> Iterator[tuple[str, GraphFunction]]:
-    """All-reduces, alone and after a matmul."""
+    """All-reduces."""
     for world_size, dtype in ((1, DTYPES[0]), *KINDS):
         for make_sum in (all_reduce_graph, all_reduce_norm_graph):
             graph = make_sum(world_size, dtype=dtype, has_flags=world_size > 1)
             yield f"{graph.name} {world_size} {dtype}", graph
-    for eps, end in ((None, ""), (EPS, " norm")):
-        graph = matmul_all_reduce_graph(4, eps=eps)
-        yield f"{graph.name}{end} 4 {DTYPES[0]}", graph
 
 
 def _mlp_graphs() -> Iterator[tuple[str, GraphFunction]]:
     graph = mlp_graph(4)
     yield f"{graph.name} 4 {DTYPES[0]}", graph
-    layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
-    for make, world_size in ((mlp_tiles_graph, 1), (mlp_graph, 4)):
-        graph = make(world_size, shapes=FLOAT8_FAMILY, w_layout=layout)
-        yield f"{graph.name} float8 activations {world_size} {DTYPES[0]}", graph
-    layout = Scaling(PER_BLOCK, "float32").w_layout
-    graph = mlp_tiles_graph(4, w_layout=layout)
-    yield f"{graph.name} float8 per block 4 {DTYPES[0]}", graph
-    graph = matmul_all_reduce_graph(4, w_layout=layout, eps=EPS)
-    yield f"{graph.name} float8 per block norm 4 {DTYPES[0]}", graph
-    for world_size, dtype in ((1, DTYPES[0]), (8, DTYPES[1])):
-        graph = mlp_tiles_graph(world_size, dtype=dtype)
-        yield f"{graph.name} {world_size} {dtype}", graph
+    graph = mlp_tiles_graph(8, dtype=DTYPES[1], shapes=FEW_TILES)
+    yield f"{graph.name} few tiles 8 {DTYPES[1]}", graph
 
 
 def _mixture_graphs() -> Iterator[tuple[str, GraphFunction]]:
     for (model, (mixture, inner)), dtype in zip(MIXTURES.items(), DTYPES, strict=True):
         graph = moe_few_tokens_graph(1, mixture=mixture, dtype=dtype)
         yield f"{graph.name} {model} {dtype}", graph
-        if dtype == DTYPES[0]:
-            graph = moe_graph(1, mixture=mixture, dtype=dtype)
-            yield f"{graph.name} {model} {dtype}", graph
         per = PER_BLOCK if dtype == DTYPES[0] else PER_ROW
         layout = Scaling(per, "float32").w_layout
-        for make in (moe_few_tokens_graph, moe_graph):
-            graph = make(1, mixture=mixture, dtype=dtype, w_layout=layout)
-            yield f"{graph.name} {model} float8 per {per} {dtype}", graph
+        graph = moe_few_tokens_graph(1, mixture=mixture, dtype=dtype, w_layout=layout)
+        yield f"{graph.name} {model} float8 per {per} {dtype}", graph
+        if dtype == DTYPES[0]:
+            counts = {"experts": mixture.experts, "top_k": mixture.router.top_k}
+            graph = chosen_experts_graph(1, **counts, dtype=dtype, w_layout=layout)
+        else:
+            graph = moe_graph(1, mixture=mixture, dtype=dtype, w_layout=layout)
+        yield f"{graph.name} {model} float8 per {per} {dtype}", graph
         # An expert-parallel program has all functions of a tensor-parallel one.
         divisions = PARALLEL if dtype == DTYPES[0] else ("expert",)
         for parallel in divisions:
@@ -201,10 +206,9 @@ def _mixture_graphs() -> Iterator[tuple[str, GraphFunction]]:
 
 def _dynamic_graphs() -> Iterator[tuple[str, GraphFunction]]:
     """Examples: on one rank and on several, with and without loads."""
-    yield "mlp_graph 4", mlp_graph(4)
-    yield "mlp_tiles_graph 4", mlp_tiles_graph(4)
+    for make, world_size in ((matmul_graph, 1), (all_gather_matmul_graph, 4)):
+        graph = make(world_size, shapes=FEW_TILES)
+        yield f"{graph.name} few tiles {world_size}", graph
     model, (mixture, _) = next(iter(MIXTURES.items()))
-    graph = moe_graph(1, mixture=mixture)
-    yield f"{graph.name} {model}", graph
     graph = moe_graph(4, mixture=mixture, parallel="expert")
     yield f"{graph.name} {model} expert 4", graph

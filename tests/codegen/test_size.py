@@ -29,7 +29,7 @@ def check_size(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-32b of 4"])
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "olmo-2-32b of 4"])
 def test_texts_of_decoders_are_short(model, schedule):
     check_size(SCHEDULES[schedule](decoder_for(schedule, *DECODERS[model])))
 
