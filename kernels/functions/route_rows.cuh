@@ -11,7 +11,13 @@ template <class Task>
 struct route_rows {
   static constexpr i32 kTopK = Task::kTopK, kExperts = Task::kExperts;
   static constexpr i32 kWarps = Task::threads / 32;
-  static constexpr i32 kBlock = 128, kWords = kBlock / 32;  // rows of a block; a bit for each
+  // Scratch memory for a block of so many rows.
+  static constexpr i32 bytes_of(i32 rows) {
+    return (kExperts * (rows / 32 + 2) + 1) * 4 + rows * kTopK * 2;
+  }
+  static constexpr i32 kScratch = i32(Shared::kScratchBytes);
+  static constexpr i32 kBlock =
+      bytes_of(512) <= kScratch ? 512 : bytes_of(256) <= kScratch ? 256 : 128;
   static constexpr i32 kPerLane = (kExperts + 31) / 32;   // adjacent experts for each lane
   static constexpr u32 kNone = 0xffff;          // the choice of a row without a request
   static constexpr i32 kPlace = Task::kReads + 2;  // an operand
@@ -23,11 +29,11 @@ struct route_rows {
   // ready() waits for the logits and the known choices; false after an abort.
   template <class Ready>
   ETC_DEVICE static void run(const Task& task, Ready ready) {
-    static_assert(Layout::kBytes <= Shared::kScratchBytes);
-    const Layout layout(task.scratch);
+    static_assert(bytes_of(kBlock) <= kScratch);
     const i32 rows = num_rows(task.template operand<kPlace>());
-    for (i32 i = task.thread; i < kExperts * (kWords + 1); i += Task::threads) {
-      layout.choice_bits[i] = 0;  // and layout.other_rows
+    const Layout layout(task.scratch, minimum(rows, kBlock));
+    for (i32 i = task.thread; i < kExperts * (layout.num_words + 1); i += Task::threads) {
+      layout.other_rows[i] = 0;  // and layout.choice_bits
     }
     if (!ready()) return;
     task.sync();
@@ -64,19 +70,21 @@ struct route_rows {
   }
 
  private:
-  // In scratch memory. choice_bits [kWords][kExperts]: a bit for each row of the block that chose
-  // the expert. other_rows [kExperts]: the rows of other blocks that did; after the first block,
-  // those of earlier ones. tile [kExperts + 1]: the first tile of each expert, then the number of
-  // tiles. choice [kBlock][kTopK]: the experts of each row of the block.
+  // In scratch memory. other_rows [kExperts]: the rows of other blocks that chose the expert; after
+  // the first block, those of earlier ones. choice_bits [num_words][kExperts]: a bit for each row of
+  // the block that did. tile [kExperts + 1]: the first tile of each expert, then the number of tiles.
+  // choice [rows][kTopK]: the experts of each row of the block.
   struct Layout {
-    static constexpr i32 kBytes = (kExperts * (kWords + 2) + 1) * 4 + kBlock * kTopK * 2;
-    u32 *choice_bits, *other_rows, *tile;
+    i32 num_words;
+    u32 *other_rows, *choice_bits, *tile;
     u16* choice;
 
-    ETC_DEVICE explicit Layout(u32* scratch)
-        : choice_bits(scratch),
-          other_rows(scratch + kExperts * kWords),
-          tile(other_rows + kExperts),
+    // rows: the most of a block.
+    ETC_DEVICE Layout(u32* scratch, i32 rows)
+        : num_words((rows + 31) / 32),
+          other_rows(scratch),
+          choice_bits(other_rows + kExperts),
+          tile(choice_bits + kExperts * num_words),
           choice(reinterpret_cast<u16*>(tile + kExperts + 1)) {}
     // Sets choice i of the block, an expert or -1.
     ETC_DEVICE void mark(i32 i, i32 expert) const {
@@ -85,16 +93,17 @@ struct route_rows {
       if (expert >= 0) atomicOr(&choice_bits[row / 32 * kExperts + expert], 1u << row % 32);
     }
     // The number of rows of the block, before row `end` of it, that chose an expert.
-    ETC_DEVICE i32 count(i32 expert, i32 end = kBlock) const {
+    ETC_DEVICE i32 count(i32 expert, i32 end) const {
       i32 sum = 0;
-#pragma unroll
-      for (i32 w = 0; w < kWords; ++w) {
-        const i32 num_left = end - w * 32;
-        const u32 mask = num_left >= 32 ? ~0u : num_left <= 0 ? 0u : (1u << num_left) - 1;
-        sum += __popc(choice_bits[w * kExperts + expert] & mask);
+#pragma unroll 4
+      for (i32 word_idx = 0; word_idx * 32 < end; ++word_idx) {
+        const i32 num_left = end - word_idx * 32;
+        const u32 mask = num_left >= 32 ? ~0u : (1u << num_left) - 1;
+        sum += __popc(choice_bits[word_idx * kExperts + expert] & mask);
       }
       return sum;
     }
+    ETC_DEVICE i32 count(i32 expert) const { return count(expert, num_words * 32); }
     ETC_DEVICE i32 count_all(i32 expert) const { return count(expert) + i32(other_rows[expert]); }
   };
 
@@ -124,19 +133,23 @@ struct route_rows {
   // choices of its rows [first, end).
   template <class F>
   ETC_DEVICE static void each_choice(const Task& task, i32 block, i32 first, i32 end, F f) {
-    constexpr int kEach = (kBlock * kTopK + Task::threads - 1) / Task::threads;
+    constexpr int kAtOnce = 4;
     const u64 ids = u64(task.template operand<2>().at() + block * kTopK);
-    const i32 first_choice = first * kTopK + task.thread, end_choice = end * kTopK;
-    u32 experts[kEach];
+    const i32 end_choice = end * kTopK;
+#pragma unroll 1
+    for (i32 first_choice = first * kTopK + task.thread; first_choice < end_choice;
+         first_choice += kAtOnce * Task::threads) {
+      u32 experts[kAtOnce];
 #pragma unroll
-    for (int n = 0; n < kEach; ++n) {
-      const i32 i = first_choice + n * Task::threads;
-      experts[n] = i < end_choice ? ptx::load4_l2(ids + i * 4) : 0;
-    }
+      for (int n = 0; n < kAtOnce; ++n) {
+        const i32 i = first_choice + n * Task::threads;
+        experts[n] = i < end_choice ? ptx::load4_l2(ids + i * 4) : 0;
+      }
 #pragma unroll
-    for (int n = 0; n < kEach; ++n) {
-      const i32 i = first_choice + n * Task::threads;
-      if (i < end_choice) f(i, held(task, i32(experts[n])));
+      for (int n = 0; n < kAtOnce; ++n) {
+        const i32 i = first_choice + n * Task::threads;
+        if (i < end_choice) f(i, held(task, i32(experts[n])));
+      }
     }
   }
   ETC_DEVICE static void read(
@@ -150,8 +163,10 @@ struct route_rows {
     for (i32 expert = task.thread; expert < kExperts; expert += Task::threads) {
       const u32 before = is_first ? 0 : layout.other_rows[expert];
       layout.other_rows[expert] = before + u32(layout.count(expert));
-#pragma unroll
-      for (i32 w = 0; w < kWords; ++w) layout.choice_bits[w * kExperts + expert] = 0;
+#pragma unroll 1
+      for (i32 word_idx = 0; word_idx < layout.num_words; ++word_idx) {
+        layout.choice_bits[word_idx * kExperts + expert] = 0;
+      }
     }
   }
 

@@ -17,9 +17,10 @@ from tests.functions.both import both, both_on_ranks
 from tests.functions.compiled import check_compiled
 from tests.graphs.calls import Task, calls
 
-QWEN, FEW = (
+QWEN, FEW, MANY = (
     Routing(128, Router(8), "bfloat16"),
     Routing(24, Router(4, False), "bfloat16"),
+    Routing(512, Router(16), "bfloat16"),
 )
 
 
@@ -137,9 +138,10 @@ def check_routes(
         (QWEN, 128, 32, 1, 2),
         (FEW, 128, 64, 1, 0),
         (FEW, 9, 16, 0, 0),
-        (QWEN, 300, 32, 1, 2),  # more than a block of rows
-        (FEW, 257, 64, 1, 0),
-        (FEW, 140, 144, 0, 1),
+        (QWEN, 600, 32, 1, 2),  # more than a block of rows
+        (FEW, 530, 64, 1, 0),
+        (FEW, 520, 528, 0, 1),
+        (MANY, 140, 16, 1, 0),
     ],
 )
 def test_tiles_have_the_rows_of_their_experts(

@@ -66,8 +66,7 @@ def test_a_prompt_is_read_in_few_steps_with_the_same_result(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("settings", [test_experts.QWEN], ids=["experts"])
 def test_the_cuda_bodies_give_the_bits_of_steps_with_few_rows(settings, tmp_path, rng):
-    """A step with more rows than a block of the routing task, and others with its
-    first and its last positions."""
+    """A step with many rows, and others with its first and its last positions."""
     config = draw_folder(tmp_path, rng, settings, ())
     weights = load_weights(tmp_path, config, "bfloat16", Part(0, 1))
     graph = decoder_graph(1, sizes=config.sizes(16), shapes=IN_ORDER, best_columns=64)
