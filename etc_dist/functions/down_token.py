@@ -17,10 +17,11 @@ def down_token(
 ) -> DeviceFunction:
     """ids and weights [1, top_k], active [1, top_k, inner], down [experts, columns,
     inner] -> y [1, columns]: the weighted sum over the experts that the token picks, in
-    fp32. An id below 0 has the weight 0. Before the activations are complete, rows of
-    down are prefetched into L2, those of the experts of which `gate_up_token`
-    prefetches none. adds: further rows [1, columns] are read, and added to the sum.
-    scaling: down has codes, and its scales [experts, any, any] follow."""
+    fp32. An id below 0 has the weight 0. Before the activations are complete, the first
+    rows of down are loaded, and those of the experts of which `gate_up_token`
+    prefetches none are prefetched into L2. adds: further rows [1, columns] are read,
+    and added to the sum. scaling: down has codes, and its scales [experts, any, any]
+    follow."""
 
     def body(
         ids: Any,

@@ -8,8 +8,8 @@ namespace etc {
 
 template <class Task>
 struct down_token {
-  // activated(): the activations are there. NOTE: weights are not loaded before, but prefetched: the
-  // registers of loads in flight would be spilled in the programs of decoders.
+  // activated(): the activations are there. Before, the first weights are loaded, and rows of some
+  // experts prefetched.
   template <class Activated>
   ETC_DEVICE static void run(const Task& task, Activated activated) {
     const auto active = task.template operand<2>();
@@ -19,9 +19,6 @@ struct down_token {
     const u32 id = ptx::load4_l2(u64(task.template operand<0>().at() + k));
     const u32 weight = ptx::load4_l2(u64(task.template operand<1>().at() + k));
     const u32 picked = u32(maximum(i32(id), 0));
-    prefetch_rows(
-        task.thread >= kPrefetchedFirst<Task> && task.thread < Task::kTopK, down, picked);
-    if (!activated()) return;
     using Weights = typename PairsOf<Task>::Type;
     using Pairs = RowPairs<Weights, true>;
     const i32 inner = active.size[2];
@@ -50,7 +47,12 @@ struct down_token {
       const auto y = task.template operand<Task::kReads>();
       ptx::store4(u64(y.at(0, 2 * pair)), pack<Task::kIsHalf>(first, second));
     };
-    pairs.multiply(task, [] { return true; }, finish);
+    const auto is_complete = [&] {
+      const bool is_needed = task.thread >= kPrefetchedFirst<Task> && task.thread < Task::kTopK;
+      prefetch_rows(is_needed, down, picked);
+      return activated();
+    };
+    pairs.multiply(task, is_complete, finish);
   }
 };
 
