@@ -19,6 +19,7 @@ from etc_dist import Program, compile
 from etc_dist.functions.scaled_weights import BLOCK, E4M3, scales_name
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.decoder import decoder_for
+from etc_dist.models.experts import EXPERT_BIASES
 from etc_dist.models.pages import UNUSED
 from etc_dist.models.part import (
     INNER,
@@ -39,7 +40,7 @@ PAGE_SIZE = 64
 
 
 DEVIATIONS = {"cache": 1.0, "qkv_bias": 1.0, "o_bias": 1.0, "sinks": 4.0}
-DEVIATIONS["correction"] = 0.1
+DEVIATIONS |= {"correction": 0.1, **dict.fromkeys(EXPERT_BIASES, 1.0)}
 """Of arrays other than matrices. Some sinks are as large as the sum of the scores."""
 ROUTINGS = ("uniform", "zipf", "one set")
 """How rows choose experts, see `routing_bias` of moe.py."""
@@ -250,7 +251,6 @@ class Decoder:
             drawn = device.random(
                 of_layer, dtype or DTYPE, f"{full} {number}", deviation
             )
-            self._draw_biases(name, drawn, f"{full} {number}")
             if self.routing != ROUTINGS[0]:
                 self._prefer_experts(name, number, drawn)
             own_part = self._own(name, drawn.view(bits), part)
@@ -259,16 +259,6 @@ class Decoder:
             array[number] = own_part
         assert array is not None
         return array.view(DTYPES[dtype or DTYPE])[... if is_stack else 0]
-
-    def _draw_biases(self, name: str, drawn: Any, full: str) -> None:
-        """Changes the column of biases, if matrices of experts have one."""
-        config = self.config
-        if config.mixture is None or not config.mixture.has_biases:
-            return
-        column = config.inner if name == "w_down" else config.hidden
-        if name in MLP_WEIGHTS:
-            biases = self.device.random(drawn.shape[:-1], DTYPE, f"{full} bias", 1.0)
-            drawn.view(np.uint16)[..., column] = biases.view(np.uint16)
 
     def _own_blocks(self, drawn: Any, axis: int, part: Part, is_scales: bool) -> Any:
         """Of a weight along the inner width, or of its scales."""

@@ -108,8 +108,13 @@ def _multiply(
     *arrays: Any,
     packed_tile: int,
     first_row: int = 0,
+    is_biased: bool = False,
 ) -> None:
     sums, operands = _sums(epilogue, w_layout, arrays, first_row)
+    if is_biased:
+        pairs = zip(sums, operands, strict=False)
+        sums = [of_weight + bias.astype(np.float32) for of_weight, bias in pairs]
+        operands = operands[epilogue.weights :]
     if not epilogue.reduces:
         _apply(epilogue, sums, operands)
         return
@@ -244,6 +249,7 @@ class Tiles:
         *,
         is_part: bool = False,
         may_have_no_rows: bool = False,
+        is_biased: bool = False,
     ) -> DeviceFunction:
         """x tile [rows, k], w tile [columns, k] in `dtype`, and the epilogue's reads ->
         y tile [rows, columns] in this rank's memory, and the epilogue's other writes.
@@ -254,10 +260,13 @@ class Tiles:
 
         is_part: for split-K. A task has a part of k, and writes its sums [words] in
         fp32, without the epilogue. `sum_parts` with the same epilogue reads them.
-        may_have_no_rows: some tasks have none; these load nothing."""
+        may_have_no_rows: some tasks have none; these load nothing. is_biased: biases
+        [columns] of each weight follow the weights and their scales, and are added to
+        the sums. Raises GraphError for these and an epilogue that does not only
+        round."""
         self._check_gated(epilogue)
         self._check_mirrors(epilogue)
-        if any(shape.is_wide for shape in self._shapes):
+        if is_biased or any(shape.is_wide for shape in self._shapes):
             self._check_rounds(epilogue)
         self._require_tile(epilogue.gated)
         if is_part:
@@ -267,7 +276,8 @@ class Tiles:
         else:
             depth = STAGE_K if self._scaling is None else BLOCK
             box = TmaBox(self._weight_box_rows(epilogue.gated), depth)
-        function = self._function(dtype, epilogue, [box] * epilogue.weights, is_part)
+        boxes = [box] * epilogue.weights
+        function = self._function(dtype, epilogue, boxes, is_part, is_biased)
         if not may_have_no_rows:
             return function
         return replace(function, constants={**function.constants, "kMayHaveNoRows": 1})
@@ -409,11 +419,13 @@ class Tiles:
         if not (epilogue.reads or epilogue.writes or epilogue.dtype):
             return
         raise GraphError(
-            "tiles with as many rows as their tasks do not have the epilogue",
+            "tiles with biases or with as many rows as their tasks do not have the "
+            "epilogue",
             where=f"Tiles({self._name!r}).matmul()",
             wanted="an epilogue that only rounds: store, swiglu or activated(...)",
             got=str(epilogue),
-            fix=f"choose such an epilogue, or other tiles below {WIDE_COLUMNS} columns",
+            fix="choose such an epilogue, or tiles without biases and below "
+            f"{WIDE_COLUMNS} columns",
         )
 
     def _check_parts(self, epilogue: Epilogue) -> None:
@@ -477,6 +489,7 @@ class Tiles:
         epilogue: Epilogue,
         weights: Sequence[TmaBox],
         is_part: bool,
+        is_biased: bool,
     ) -> DeviceFunction:
         element, streams = two_byte(dtype), range(1, 1 + len(weights))
         depth = DEPTH
@@ -503,18 +516,21 @@ class Tiles:
         x = Operand((rows, depth), x_dtype, leading=True, apart=True)
         w = Operand(w_shape, w_dtype, leading=True, apart=True)
         strip = self.strip_columns(gated=gated) if epilogue.reduces else None
-        reads, writes = epilogue.operands(element, strip, len(scales))
-        body = _multiply
+        bias = Operand((replace(columns, begins=8),), element, leading=True)
+        biases = [bias] * (len(weights) * is_biased)
+        before = [*scales, *biases]
+        reads, writes = epilogue.operands(element, strip, len(before))
+        body: Any = partial(_multiply, is_biased=True) if is_biased else _multiply
         if is_part:
             body, writes = _multiply_part, [Operand((PART,), "float32", leading=True)]
-        operands = [x, *[w] * len(weights), *scales, *reads, *writes]
+        operands = [x, *[w] * len(weights), *before, *reads, *writes]
         axes = tuple(len(operand.extents or ()) for operand in (*reads, *writes))
         return DeviceFunction(
             name="tile_matmul",
             body=partial(body, epilogue, self.w_layout),
             source="functions/tile_matmul.cuh",
             lane=TENSOR,
-            reads=1 + len(weights) + len(scales) + len(reads),
+            reads=1 + len(weights) + len(before) + len(reads),
             writes=len(writes),
             roles=(LOAD, COMPUTE),
             streams=tuple(streams),
@@ -528,6 +544,7 @@ class Tiles:
             constants={
                 **self._constants(dtype, epilogue, axes),
                 "kIsPart": int(is_part),
+                **({"kIsBiased": 1} if is_biased else {}),
             },
             starts={"first_row": (1, -2)} if scales else {},
         )

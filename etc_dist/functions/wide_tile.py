@@ -121,7 +121,9 @@ class RowTiles(Tiles):
 
         Raises GraphError for an epilogue that does not only round."""
         self._check_rounds(epilogue)
-        function = self.matmul(dtype, epilogue, may_have_no_rows=True)
+        function = self.matmul(
+            dtype, epilogue, may_have_no_rows=True, is_biased=is_biased
+        )
         element, num_weights = two_byte(dtype), epilogue.weights
         most_rows = max(shape.rows for shape in self._shapes)
         most_columns = max(shape.columns for shape in self._shapes)
@@ -149,11 +151,7 @@ class RowTiles(Tiles):
             tile=dict(enumerate(operands)),
             gathers=(0,) if gathers else (),
             starts=starts if scales else {},
-            constants={
-                **function.constants,
-                "kOwnRows": 1,
-                "kIsBiased": int(is_biased),
-            },
+            constants={**function.constants, "kOwnRows": 1},
         )
 
 

@@ -51,7 +51,6 @@ decoder_ranks.py     its transfers between ranks
 decoder_attention.py its attention
 sizes.py        the sizes that its program is compiled for
 experts.py      the mixture of experts in it
-expert_biases.py     biases of these
 sampling.py     how a token is chosen
 library.py      the programs of the library, for building ahead of time
 extras.py       packages that only models need"""

@@ -49,8 +49,7 @@ from etc_dist.models.decoder_ranks import (
     buffers_of_sums,
     rows_of_ranks,
 )
-from etc_dist.models.dense_layers import DenseLayers
-from etc_dist.models.expert_biases import count_tasks, fill_columns
+from etc_dist.models.dense_layers import DenseLayers, clear, num_clearings
 from etc_dist.models.experts import (
     DENSE_MATMULS,
     EXPERT_MATMULS,
@@ -280,9 +279,7 @@ class _Calls:
         # The rows of each step: those of the first one are given.
         more: list[Expr | int] = [] if self.dense is None else [1]
         if self.dense is not None and "shared_up" not in self.weights:
-            more.append(count_tasks([self.shared_rows]))
-        if self.mixture is not None:
-            more += self.mixture.count_ones()
+            more.append(num_clearings(self.shared_rows))
         self.step_events = g.events(
             "begun",
             (self.steps + 1,),
@@ -316,9 +313,7 @@ class _Calls:
         if self.dense is not None:
             self.dense.hide_rows(self.position, self.step_events[0])
             if "shared_up" not in self.weights:
-                fill_columns(self.g, self.shared_rows, self.step_events[0])
-        if self.mixture is not None:
-            self.mixture.fill_ones(self.step_events[0])
+                clear(self.g, self.shared_rows, self.step_events[0])
 
     def embed(self, step: Expr) -> None:
         """The embeddings of the ids, and the first norm."""
@@ -440,8 +435,7 @@ class _Calls:
         step, layer = turn
         middle, ready = self.middle[turn], self.ready[step, layer + 1]
         residual_event, x = self.ready[turn], mixture.x
-        columns = mixture.columns
-        self.add_norm("mlp_norm", layer, "o", turn, residual_event, middle, x, columns)
+        self.add_norm("mlp_norm", layer, "o", turn, residual_event, middle, x)
         routed = mixture.route(turn, middle)
         shared, has_shared = None, "shared_up" in self.weights
         # NOTE: a shared expert's tasks come where those of others wait: for the
@@ -484,20 +478,18 @@ class _Calls:
         residual_event: EventRef,
         notify: EventRef,
         y: Tensor,
-        columns: Any = slice(None),
     ) -> None:
         """Adds the result of matmul `of` to the residual, and normalizes the sum into y
-        with gain `number` of `name`. residual_event: after it that can be read.
-        columns: all of the residual, which y may have more of."""
+        with gain `number` of `name`. residual_event: after it that can be read."""
         g, delta = self.g, self.deltas[of]
         (r,) = grid = g.grid(r=self.rows)
-        row_columns = span(r, 1), columns
+        row_columns = span(r, 1), slice(None)
         is_sum, features = delta.kind == "symmetric", self.sizes.features
-        bias = [self.biases[of][turn[1], columns]] if of in self.biases else []
-        gains = [self.gains[name][number, columns]] if features.pre_norm else []
+        bias = [self.biases[of][turn[1], :]] if of in self.biases else []
+        gains = [self.gains[name][number, :]] if features.pre_norm else []
         if features.post_norm:
             post = {"o": "post_norm", "down": "post_mlp_norm"}[of]
-            gains = [self.gains[post][turn[1], columns], *gains]
+            gains = [self.gains[post][turn[1], :], *gains]
         function = norm_of_sum(self.sizes, is_sum, bool(bias), self.early)
         is_early = bool(function.reads_before_wait)
         g.call(

@@ -7,6 +7,7 @@ expert, other layers add zeros. In other layers the tasks of the MLP have no row
 
 from __future__ import annotations
 
+from etc_dist.functions.clear_rows import clear_rows
 from etc_dist.functions.plan_shares import MOST_ROWS
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import (
@@ -14,14 +15,19 @@ from etc_dist.ir import (
     Expr,
     Graph,
     Tensor,
+    ceildiv,
     maximum,
     minimum,
     select,
     span,
+    tile,
 )
 from etc_dist.ir.expr import Comparison
 from etc_dist.ir.function import TENSOR
 from etc_dist.models.experts import Turn
+
+CLEARED_ROWS = 256
+"""Rows that a task clears."""
 
 
 class DenseLayers:
@@ -65,3 +71,20 @@ class DenseLayers:
         """The row of positions that routing reads."""
         step, layer = turn
         return select(self.is_dense(layer), self.steps + 1, step)
+
+
+def num_clearings(x: Tensor) -> Expr:
+    """The tasks of `clear`."""
+    return ceildiv(x.shape[0], CLEARED_ROWS)
+
+
+def clear(g: Graph, x: Tensor, begin_event: EventRef) -> None:
+    """Clears x. Each task notifies begin_event."""
+    (b,) = grid = g.grid(b=num_clearings(x))
+    g.call(
+        clear_rows(x.dtype),
+        grid,
+        name=f"clear_{x.name}",
+        writes=[x[tile(b, CLEARED_ROWS), :]],
+        notifies=[begin_event],
+    )

@@ -13,9 +13,6 @@ anyway. Otherwise the rows of each expert are gathered first.
 A shared expert, which every row takes, is a dense MLP, with another inner size. Its
 gate is one more row of the router.
 
-Biases of the router and of experts are a column of their matrices, for rows with a
-column of ones.
-
 On several ranks each has a part of the inner width of all experts, or some experts as a
 whole. Every rank routes all rows, and the ranks' weighted sums are added as for a dense
 MLP.
@@ -33,7 +30,7 @@ from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.epilogue import Epilogue, activated, store
 from etc_dist.functions.route_rows import MOST_AT_ONCE, route_rows
 from etc_dist.functions.routing import BLOCK, GATED, PLAIN, Mixture
-from etc_dist.functions.scaled_weights import weight_input
+from etc_dist.functions.scaled_weights import ScaledTensor, weight_input
 from etc_dist.functions.scatter_row import scatter_row
 from etc_dist.functions.tile_matmul import Tiles
 from etc_dist.functions.tile_shape import TileShape
@@ -55,7 +52,6 @@ from etc_dist.ir import (
 )
 from etc_dist.ir.call import UpTo
 from etc_dist.layers.moe_steps import add_scores
-from etc_dist.models.expert_biases import count_tasks, even, fill_columns, with_bias
 from etc_dist.ops.multiply import Matrix, tiles_of_dims
 
 if TYPE_CHECKING:
@@ -69,6 +65,8 @@ DENSE_MATMULS = ("dense_up", "dense_down")
 """Those of the MLP of the first layers."""
 DENSE_WEIGHTS = ("w_dense_gate", "w_dense_up", "w_dense_down")
 """Its gate, up and down."""
+EXPERT_BIASES = ("gate_bias", "up_bias", "down_bias")
+"""Those of the experts, if they have any."""
 SHARED_WEIGHTS = ("w_shared_gate", "w_shared_up", "w_shared_down")
 """Its gate, up and down."""
 SCORED_EXPERTS = 8
@@ -82,8 +80,7 @@ Turn = tuple[Expr, Expr]
 @dataclass(frozen=True)
 class DecoderMixture(Mixture):
     """has_dense: the first layers have an MLP in place of experts. own: the number of
-    experts of a rank, if each has some as a whole, those of rank 0 first; else 0. The
-    router has biases if its experts have."""
+    experts of a rank, if each has some as a whole, those of rank 0 first; else 0."""
 
     has_dense: bool = False
     own: int = 0
@@ -147,7 +144,7 @@ class MixtureCalls:
         tasks may read operands before their last wait is met. dense: the first layers,
         if these have no experts. layouts: of gate and up, and of down."""
         rows, steps, layers, hidden, inner = sizes
-        self.has_biases, self.activation = mixture.has_biases, mixture.activation
+        self.activation = mixture.activation
         self.g, self.routing, self.early = g, mixture.routing(dtype), early
         self.shared, self.scored = mixture.added, mixture.scored
         self.own = mixture.own
@@ -169,15 +166,7 @@ class MixtureCalls:
         every = layers
         if dense is not None:
             layers = dense.num_others
-        # The columns of rows of x, and those without the ones.
-        self.width = hidden
-        self.columns: Any = slice(None)
-        self.active_width = inner
-        if self.has_biases:
-            self.width = g.let("biased_hidden", with_bias(hidden))
-            self.active_width = g.let("biased_inner", with_bias(inner))
-            self.columns = span(0, even(hidden))
-        self.router = g.input("router", (layers, self.scored, self.width), dtype)
+        self.router = g.input("router", (layers, self.scored, hidden), dtype)
         self.bias_tensors = [
             g.input(name, (layers, experts), "float32")
             for name in mixture.router.bias_names
@@ -185,12 +174,15 @@ class MixtureCalls:
         num_held = mixture.held
         stack = layers, num_held
         self.gate_up = [
-            weight_input(g, name, layouts[0], inner, self.width, dtype, stack)
+            weight_input(g, name, layouts[0], inner, hidden, dtype, stack)
             for name in ("w_gate", "w_up")
         ]
-        self.w_down = weight_input(
-            g, "w_down", layouts[1], hidden, self.active_width, dtype, stack
-        )
+        self.w_down = weight_input(g, "w_down", layouts[1], hidden, inner, dtype, stack)
+        self.expert_biases = {
+            name: g.input(name, (*stack, size), dtype)
+            for name, size in zip(EXPERT_BIASES, (inner, inner, hidden), strict=True)
+            if mixture.has_biases
+        }
         self.experts = g.state("experts", (every, rows, top_k), "int32")
         self._add_tiles(rows * top_k, num_held)
 
@@ -235,7 +227,7 @@ class MixtureCalls:
             height = self.most_height
             self.first_copy = g.let("first_copy", ceildiv(rows, height) * height)
         num_rows = self.first_copy + self.gathers * places
-        self.x = g.local("expert_x", (num_rows, self.width), dtype)
+        self.x = g.local("expert_x", (num_rows, self.hidden), dtype)
         self.of_experts = span(0, self.routing.experts)
         columns = -(-self.scored // 4) * 4  # logits are stored four at a time
         self.logits = g.local("router_logits", (rows, columns), "float32")
@@ -245,24 +237,8 @@ class MixtureCalls:
         # The expert and the number of rows of a tile, adjacent: one load for both.
         self.tile = g.local("expert_tile", (*turns, self.tiles, 2), "int32")
         self.num_tiles = g.local("expert_tiles_used", (*turns, 1), "int32")
-        self.active = g.local("expert_active", (places, self.active_width), dtype)
+        self.active = g.local("expert_active", (places, self.inner), dtype)
         self.outputs = g.local("expert_outputs", (places, self.hidden), dtype)
-
-    def count_ones(self) -> list[Expr]:
-        """The tasks of `fill_ones`, if there are any."""
-        return [count_tasks((self.x, self.active))] if self.has_biases else []
-
-    def fill_ones(self, begin_event: EventRef) -> None:
-        """Writes what biases are multiplied by, if there are any."""
-        if self.has_biases:
-            for x, size in ((self.x, self.hidden), (self.active, self.inner)):
-                fill_columns(self.g, x, begin_event, even(size), first=1)
-
-    def _tile(self, number: Expr, width: Expr, size: Expr) -> Any:
-        """Columns of a tile, of `size` before the ones."""
-        if not self.has_biases:
-            return tile(number, width)
-        return span(number * width, minimum(width, even(size) - number * width))
 
     def route(self, turn: Turn, ready: EventRef) -> EventRef:
         """Adds the calls that choose the experts of a layer's rows. ready: they are in
@@ -361,7 +337,7 @@ class MixtureCalls:
         num_pieces = g.let("gather_pieces", ceildiv(self.hidden, width))
         gather_events = g.events("gathered", self.turns, expects=moved * num_pieces)
         r, j = grid = g.grid(r=moved, j=num_pieces)
-        columns = self._tile(j, width, self.hidden)
+        columns = tile(j, width)
         places = [self.place.load(*turn, r, k) for k in range(top_k)]
         g.call(
             scatter_row(top_k, self.routing.dtype),
@@ -386,7 +362,7 @@ class MixtureCalls:
         across = g.let("expert_up_across", ceildiv(self.inner, width))
         self.activated = g.events("activated", (*self.turns, tiles), expects=across)
         r, j = grid = g.grid(r=self._used(turn), j=across)
-        columns = self._tile(j, width, self.inner)
+        columns = tile(j, width)
         expert = self.tile.load(*turn, r, 0)
         first = self.gathers * (self.first_copy + r * self.stride)
         self._call(
@@ -396,8 +372,8 @@ class MixtureCalls:
             grid,
             reads=[
                 self.x[span(first, self._rows_of(turn, r)), :],
-                *self.up.weight_tiles(
-                    self.gate_up, columns, place=(self._own(layer), expert)
+                *self._weights(
+                    self.up, self.gate_up, EXPERT_BIASES[:2], layer, expert, columns
                 ),
             ],
             writes=[self.active[self._places(turn, r), columns]],
@@ -427,8 +403,8 @@ class MixtureCalls:
             grid,
             reads=[
                 self.active[places, :],
-                *self.down.weight_tiles(
-                    [self.w_down], columns, place=(self._own(layer), expert)
+                *self._weights(
+                    self.down, [self.w_down], EXPERT_BIASES[2:], layer, expert, columns
                 ),
             ],
             writes=[self.outputs[places, columns]],
@@ -438,6 +414,21 @@ class MixtureCalls:
         )
         return [*waits, produced[turn]]
 
+    def _weights(
+        self,
+        tiles: Tiles,
+        weights: Sequence[Tensor | ScaledTensor],
+        biases: Sequence[str],
+        layer: Expr,
+        expert: Expr,
+        columns: Any,
+    ) -> list[Region]:
+        """What a tile reads of an expert, for some columns of y."""
+        place = self._own(layer), expert
+        regions = tiles.weight_tiles(weights, columns, place=place)
+        tensors = [self.expert_biases[n] for n in biases if n in self.expert_biases]
+        return [*regions, *(tensor[*place, columns] for tensor in tensors)]
+
     def _used(self, turn: Turn) -> UpTo:
         """The number of tiles."""
         return up_to(self.tiles, self.num_tiles.load(*turn, 0))
@@ -446,7 +437,9 @@ class MixtureCalls:
         self, name: str, tiles: Tiles, epilogue: Epilogue, grid: Any, **where: Any
     ) -> None:
         self.g.call(
-            tiles.matmul(self.routing.dtype, epilogue),
+            tiles.matmul(
+                self.routing.dtype, epilogue, is_biased=bool(self.expert_biases)
+            ),
             grid,
             name=f"{name}_matmul",
             values=tiles.values,

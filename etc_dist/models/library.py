@@ -89,7 +89,7 @@ DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
             64,
             mixture=DecoderMixture(
                 32,
-                Router(4, score="softmax_chosen"),
+                Router(4, score="softmax_chosen", has_bias=True),
                 activation=Activation(alpha=1.702, limit=7.0, shift=1.0),
                 has_biases=True,
             ),

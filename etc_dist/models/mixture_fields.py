@@ -64,7 +64,9 @@ def read_mixture(
     if form.is_grouped:
         num_groups, best = size("n_group", 1), size("topk_group", 1)
         router = replace(router, num_groups=num_groups, topk_group=best)
-    router = replace(router, has_correction=bool(form.correction))
+    router = replace(
+        router, has_bias=form.has_biases, has_correction=bool(form.correction)
+    )
     mixture = DecoderMixture(
         experts,
         router,

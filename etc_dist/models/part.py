@@ -12,14 +12,17 @@ SPLIT_AXES = {"w_qkv": 0, "w_o": 1, "w_gate": 0, "w_up": 0, "w_down": 1, "w_head
 SPLIT_AXES |= {"qkv_bias": 0, "q_all_norm": 0, "k_all_norm": 0, "sinks": 0}
 SPLIT_AXES |= {"w_shared_gate": 0, "w_shared_up": 0, "w_shared_down": 1}
 SPLIT_AXES |= {"w_dense_gate": 0, "w_dense_up": 0, "w_dense_down": 1}
+SPLIT_AXES |= {"gate_bias": 0, "up_bias": 0}
 """The weights that are split, by the axis of a matrix, also of each expert. All ranks
 have the others as a whole."""
 FRACTIONS = (0, 16, 32, 64)
 """Elements of the last part of a block: it is in one block, and GPUs can copy it."""
-EXPERTS = "w_gate", "w_up", "w_down"
-"""The weights of experts."""
+EXPERTS = "w_gate", "w_up", "w_down", "gate_bias", "up_bias"
+"""The weights and biases of experts that are split, unless ranks have whole ones."""
 INNER = {
-    name for name in SPLIT_AXES if "gate" in name or "up" in name or "down" in name
+    name
+    for name in SPLIT_AXES
+    if name.startswith("w_") and name not in ("w_qkv", "w_o", "w_head")
 }
 """Those that are split along an inner width."""
 EIGHT = 8

@@ -9,7 +9,7 @@ from typing import Any
 from etc_dist.functions.routing import GATED
 from etc_dist.functions.scaled_weights import scales_name
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
+from etc_dist.models.experts import DENSE_WEIGHTS, EXPERT_BIASES, SHARED_WEIGHTS
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.family import MLP_NAMES
 from etc_dist.models.float8 import LAYER, SCALES
@@ -19,7 +19,8 @@ from etc_dist.models.sizes import MLP_WEIGHTS, scaled_weights, weight_of
 IN_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)")
 PREDICTING = "model.mtp_"
 """Of tensors that predict further tokens."""
-OF_MIXTURES = frozenset({*MLP_WEIGHTS, *SHARED_WEIGHTS, "router", "correction"})
+OF_ROUTERS = "router", "router_bias", "correction"
+OF_MIXTURES = frozenset({*MLP_WEIGHTS, *EXPERT_BIASES, *SHARED_WEIGHTS, *OF_ROUTERS})
 """Arrays that dense layers before those with experts are not in."""
 
 
@@ -139,8 +140,7 @@ def _of_layer(
 def _of_mixture(
     config: ModelConfig, rank: int
 ) -> tuple[dict[str, tuple[str, Any]], dict[str, tuple[str, Any]]]:
-    """Those of the experts, if there are any, and their biases: columns of the same
-    matrices."""
+    """Those of the router and of experts, if there are any, and their biases."""
     form, mixture = FAMILIES[config.architecture].mixture, config.mixture
     if form is None or mixture is None:
         return {}, {}
@@ -164,15 +164,14 @@ def _of_mixture(
         )
     if not mixture.has_biases:
         return targets_by_name, {}
-    biases: dict[str, tuple[str, Any]] = {}
-    for name, (to, index) in targets_by_name.items():
-        if index is None:
-            biases[name] = to, None
-            continue
-        size = config.inner if to == "w_down" else config.hidden
-        targets_by_name[name] = to, (index, ..., slice(size))
-        biases[name] = to, (index, ..., size)
-    return targets_by_name, biases
+    bias_of = dict(zip(MLP_WEIGHTS, EXPERT_BIASES, strict=True)) | {
+        "router": "router_bias"
+    }
+    return targets_by_name, {
+        name: (bias_of[to], index)
+        for name, (to, index) in targets_by_name.items()
+        if to in bias_of
+    }
 
 
 def of_experts(

@@ -16,8 +16,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.functions.scaled_weights import BLOCK, BLOCKS, E4M3, scales_name
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.expert_biases import with_bias
-from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
+from etc_dist.models.experts import DENSE_WEIGHTS, EXPERT_BIASES, SHARED_WEIGHTS
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.float8 import UNCONVERTED
 from etc_dist.models.heads import arranged, split_fused
@@ -31,7 +30,7 @@ from etc_dist.runtime.arrays import inspect
 
 IGNORED = (".rotary_emb.inv_freq",)
 """The ends of names of tensors that follow from the configuration."""
-FLOAT32 = {"correction": "float32", "sinks": "float32"}
+FLOAT32 = {"correction": "float32", "router_bias": "float32", "sinks": "float32"}
 """The dtype of arrays that have another one than the model."""
 ALL: list[tuple[Any, Any]] = [(..., ...)]
 """The only piece of a whole matrix."""
@@ -155,9 +154,8 @@ class _Stack:
     def _store(self, target: str, index: Any, array: Any) -> bool:
         """Whether all numbers are finite. index: None for an expert of another rank."""
         part = self._part
-        is_bias_of_down = target == "w_down" and array.ndim < 2
         adds_bias = part.rank == 0 or part.holds_whole
-        if index is None or (is_bias_of_down and not adds_bias):
+        if index is None or (target == EXPERT_BIASES[-1] and not adds_bias):
             return True
         own_shape = self._arrays.shape(target, index)
         pieces = self._pieces(target, array.shape, own_shape)
@@ -174,7 +172,7 @@ class _Stack:
             return [(..., part.ids(shape[0]))]
         weight = weight_of(target)
         axis = part.split_axis(weight)
-        if axis is None or axis >= len(shape):  # a bias of down has one axis
+        if axis is None:
             return ALL
         pieces = [(slice(None), part.span(shape[axis], own_shape[axis]))]
         if self._by_blocks and weight in INNER:
@@ -216,9 +214,8 @@ def weight_shapes(
 
     The rows of the embedding, and of w_head, are padded to an equal multiple of 8 on
     each rank. Numbers of the padding have no effect. Weights of float8 have scales, by
-    the name of the weight and "_scales". Matrices of experts with biases
-    have columns more: the bias, which of w_down is 0 on all ranks but the first unless
-    ranks have whole experts, and others without effect."""
+    the name of the weight and "_scales". down_bias is 0 on all ranks but the first
+    unless ranks have whole experts."""
     config = part.config(config)
     layers, hidden, inner = config.layers, config.hidden, config.inner
     heads = config.heads * config.head_dim
@@ -230,13 +227,13 @@ def weight_shapes(
         "w_o": (layers, hidden, heads),
     }
     stack: tuple[int, ...] = (layers,)
-    columns = hidden, inner
     if config.mixture is not None:
         count = layers - config.dense_layers
         stack = count, config.mixture.held
         if config.mixture.has_biases:
-            columns = with_bias(hidden), with_bias(inner)
-        shapes["router"] = count, config.mixture.scored, columns[0]
+            sizes = zip(EXPERT_BIASES, (inner, inner, hidden), strict=True)
+            shapes |= {name: (*stack, size) for name, size in sizes}
+        shapes["router"] = count, config.mixture.scored, hidden
         of_router = count, config.mixture.experts
         shapes |= dict.fromkeys(config.mixture.router.bias_names, of_router)
         for names, of, size in (
@@ -246,9 +243,9 @@ def weight_shapes(
             matrix_shapes = (of, size, hidden), (of, size, hidden), (of, hidden, size)
             shapes |= dict(zip(names, matrix_shapes, strict=True)) if size else {}
     shapes |= {
-        "w_gate": (*stack, inner, columns[0]),
-        "w_up": (*stack, inner, columns[0]),
-        "w_down": (*stack, hidden, columns[1]),
+        "w_gate": (*stack, inner, hidden),
+        "w_up": (*stack, inner, hidden),
+        "w_down": (*stack, hidden, inner),
     }
     if not config.is_tied:
         shapes["w_head"] = (config.vocabulary, hidden)

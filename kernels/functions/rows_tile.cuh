@@ -1,6 +1,7 @@
 // Tiles with 128 rows of x.
 #pragma once
 #include "functions/scaled_operands.cuh"
+#include "functions/tile_biases.cuh"
 #include "functions/tile_epilogue.cuh"
 #include "functions/tile_parts.cuh"
 
@@ -28,6 +29,12 @@ struct RowsTiles {
     // would be live throughout the lane's loop.
     float d[kMost / 2];
     clear(d);
+    constexpr bool kMayBeBiased = (kVariants & kBiasedTile) != 0;
+    const bool is_biased = kMayBeBiased && (variant & kBiasedTile) != 0;
+    ColumnBiases<kIsHalf, kMost> biases;
+    if constexpr (kMayBeBiased) {
+      if (is_biased) read_biases(biases, words, at_shape, is_gated);
+    }
     bool is_lost = false;
     const bool is_sum = (kVariants & variant & kSumOfParts) != 0;
     if (is_sum) {
@@ -54,6 +61,9 @@ struct RowsTiles {
       // spills some of them.
 #pragma unroll
       for (float& sum : d) ptx::keep_order(sum);
+    }
+    if constexpr (kMayBeBiased) {
+      if (is_biased) biases.add_to(d);
     }
     const bool is_part = (kVariants & variant & kPartOfTile) != 0;
     if constexpr (kMayBeGated) {
@@ -97,6 +107,21 @@ struct RowsTiles {
       return multiply_codes<Weights, kShape.columns, kMayBeGated>(
           run, stages, count, boxes, scales, wg, is_gated, d);
     }
+  }
+
+  // Of a gated tile, the columns of up follow those of gate.
+  ETC_DEVICE static void read_biases(
+      ColumnBiases<kIsHalf, kMost>& biases, u32 words, u32 at_shape, bool is_gated) {
+    static_assert(Epilogue::kOnlyRounds);
+    const u32 columns = read_shape(at_shape).columns, half = is_gated ? columns / 2 : columns;
+    const u32 end = u32(Epilogue::Place::read(words).columns);
+    const BiasPlace place = BiasPlace::read(at_shape + 4 + 4 * Weights::kWords);
+    biases.read([&](u32 column) {
+      const bool is_up = column >= half;
+      const u32 own_column = is_up ? column - half : column;
+      const bool has_bias = column < columns && own_column < end;
+      return has_bias ? (is_up ? place.up : place.gate) + own_column * 2 : 0;
+    });
   }
 
   // Combines gate's sums with those of up, which follow them.

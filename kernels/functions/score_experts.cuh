@@ -34,7 +34,7 @@ struct score_experts {
     return router.size[Router::kRank - 2];
   }
 
-  // Of a thread, for kEights x 8 tokens and kBlocks x 8 experts: fragments of 16 tokens x 8 experts.
+  // Of a thread, for kEights x 8 tokens and kBlocks x 8 experts: fragments of 16 x 8.
   template <int kBlocks, int kEights>
   using Part = float[(kEights + 1) / 2][kBlocks][4];
 

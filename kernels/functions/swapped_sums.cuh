@@ -1,40 +1,11 @@
 // The sums of a warpgroup whose rows of w are the M of wgmma: where they begin, and how they are stored.
 #pragma once
+#include "functions/tile_biases.cuh"
 #include "functions/tile_epilogue.cuh"
 #include "functions/tile_parts.cuh"
 #include "functions/tile_sums.cuh"
 
 namespace etc {
-
-// The addresses of the biases of a task's rows of w, of gate and of up, in words of a work item.
-// Without gates, both are equal.
-struct BiasPlace {
-  static constexpr u32 kWords = 4;
-  u64 gate, up;
-
-  ETC_DEVICE void write(u32* words) const {
-    words[0] = u32(gate), words[1] = u32(gate >> 32), words[2] = u32(up), words[3] = u32(up >> 32);
-  }
-  ETC_DEVICE static u64 read(u32 shared, bool is_up) {
-    const u32 address = shared + 8 * u32(is_up);
-    return u64(ptx::load_shared(address)) | u64(ptx::load_shared(address + 4)) << 32;
-  }
-};
-
-// Adds the biases of 64 rows of w, from row `first` on of those below `end`, to their sums.
-template <bool kIsHalf, class Weights, u32 kCount>
-ETC_DEVICE void add_biases(float (&d)[kCount], u64 biases, u32 first, i32 end) {
-  const u32 lane = ptx::thread() & 31, warp = ptx::thread() >> 5 & 3;
-#pragma unroll
-  for (u32 half = 0; half < 2; ++half) {
-    const i32 row = i32(first + Weights::eight(warp, half) * 8 + lane / 4);
-    if (row >= end) continue;
-    const u16 bits = *reinterpret_cast<const u16*>(biases + u64(u32(row)) * 2);
-    const float bias = unpack<kIsHalf>(u32(bits)).x;
-#pragma unroll
-    for (u32 j = 0; j < kCount; j += 4) d[j + 2 * half] += bias, d[j + 2 * half + 1] += bias;
-  }
-}
 
 // A warpgroup stores `columns` columns of y, up to 64, from column `first` of the tile on: transposed
 // in its half of the buffer into rows of 128 bytes. sums(j, n): two rounded elements of a thread, of

@@ -39,8 +39,11 @@ struct SwappedTiles {
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
     float d[kRows / 2];
     clear(d);
-    if constexpr ((kVariants & kBiasedTile) != 0) {
-      if ((variant & kBiasedTile) != 0) add_biases(d, words, at_shape, wg, is_gated);
+    constexpr bool kMayBeBiased = (kVariants & kBiasedTile) != 0;
+    const bool is_biased = kMayBeBiased && (variant & kBiasedTile) != 0;
+    RowBiases<kIsHalf, Weights> biases;
+    if constexpr (kMayBeBiased) {
+      if (is_biased) read_biases(biases, words, at_shape, wg, is_gated);
     }
     const bool is_sum = (kVariants & variant & kSumOfParts) != 0;
     const bool is_part = (kVariants & variant & kPartOfTile) != 0;
@@ -59,6 +62,9 @@ struct SwappedTiles {
       } else {
         is_lost = multiply(run, stages, count, read_shape(at_shape), wg, is_gathered, d);
       }
+    }
+    if constexpr (kMayBeBiased) {
+      if (is_biased) biases.add_to(d);
     }
     const TileShape shape = read_shape(at_shape);
     bool is_finishing = true;
@@ -169,16 +175,22 @@ struct SwappedTiles {
         run, stages, count, shape, w, wg, is_gathered, d);
   }
 
-  // Adds the biases of a warpgroup's rows of w: in a gated tile, those of gate or of up.
-  ETC_DEVICE static void add_biases(
-      float (&d)[kRows / 2], u32 words, u32 at_shape, u32 wg, bool is_gated) {
-    static_assert(!kTurns && Epilogue::kOnlyRounds);
+  // Of a gated tile, a warpgroup has the sums of 32 rows of gate and as many of up, or each has those
+  // of one of them. Where the sums of both are added, the second one has no biases.
+  ETC_DEVICE static void read_biases(
+      RowBiases<kIsHalf, Weights>& biases, u32 words, u32 at_shape, u32 wg, bool is_gated) {
+    static_assert(Epilogue::kOnlyRounds);
     const TileShape shape = read_shape(at_shape);
-    const i32 columns = Epilogue::Place::read(words).columns;
-    const u32 place = at_shape + 4 + 4 * Weights::kWords;
-    const u64 biases = BiasPlace::read(place, is_gated && wg > 0);
+    const u32 end = u32(Epilogue::Place::read(words).columns);
+    const BiasPlace place = BiasPlace::read(at_shape + 4 + 4 * Weights::kWords);
+    const bool is_added = kTurns && (!kHalves || shape.halves() == 0);
     const u32 first = is_gated ? 0 : wg * shape.warpgroup_columns();
-    etc::add_biases<kIsHalf, Weights>(d, biases, first, columns);
+    if (is_added && wg > 0) return;
+    biases.read([&](u32 row) {
+      const bool is_up = is_gated && (is_added ? row >= 32 : wg > 0);
+      const u32 column = is_gated && is_added ? row % 32 : first + row;
+      return column < end ? (is_up ? place.up : place.gate) + column * 2 : 0;
+    });
   }
 
   ETC_DEVICE static void gate(float& sum, float up) { sum = Epilogue::combine(sum, up); }

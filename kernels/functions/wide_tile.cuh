@@ -27,16 +27,11 @@ struct WideTiles {
     float d[2][kRows / 2];
 #pragma unroll
     for (auto& sums : d) clear(sums);
-    if constexpr ((kVariants & kBiasedTile) != 0) {
-      if ((variant & kBiasedTile) != 0) {
-        const i32 columns = Epilogue::Place::read(words).columns;
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-          const u64 biases = BiasPlace::read(at_shape + 4, half > 0);
-          const u32 first = wg * kBlock + (is_gated ? 0 : half * kHalf);
-          add_biases<kIsHalf, Weights>(d[half], biases, first, columns);
-        }
-      }
+    constexpr bool kMayBeBiased = (kVariants & kBiasedTile) != 0;
+    const bool is_biased = kMayBeBiased && (variant & kBiasedTile) != 0;
+    RowBiases<kIsHalf, Weights> biases[2];
+    if constexpr (kMayBeBiased) {
+      if (is_biased) read_biases(biases, words, at_shape, wg, is_gated);
     }
     bool is_lost = false;
     {
@@ -62,6 +57,10 @@ struct WideTiles {
 #pragma unroll
       for (float& sum : sums) ptx::keep_order(sum);  // read after the wait, not before
     }
+    if constexpr (kMayBeBiased) {
+#pragma unroll
+      for (u32 half = 0; half < 2 && is_biased; ++half) biases[half].add_to(d[half]);
+    }
     is_lost = ptx::named_barrier_any<128>(2 + wg, is_lost);  // no thread uses the buffer any more
     if (is_lost) return false;
     if (is_gated) {
@@ -77,6 +76,17 @@ struct WideTiles {
   }
 
  private:
+  ETC_DEVICE static void read_biases(
+      RowBiases<kIsHalf, Weights> (&biases)[2], u32 words, u32 at_shape, u32 wg, bool is_gated) {
+    const u32 end = u32(Epilogue::Place::read(words).columns);
+    const BiasPlace place = BiasPlace::read(at_shape + 4);
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+      const u32 first = wg * kBlock + (is_gated ? 0 : half * kHalf);
+      const u64 address = is_gated && half > 0 ? place.up : place.gate;
+      biases[half].read([&](u32 row) { return first + row < end ? address + (first + row) * 2 : 0; });
+    }
+  }
   template <u32 n, class F>
   ETC_DEVICE static void with_rows(u32 rows, F f) {
     if constexpr (n == kRows) {

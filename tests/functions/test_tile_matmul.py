@@ -16,8 +16,9 @@ from etc_dist.ir import Graph
 from etc_dist.ops.argument_table import DTYPES
 from etc_dist.ops.tile_model import FAMILY
 from tests.emulate.cases import gated, matmul_of, tiles
+from tests.functions.both import both
 from tests.functions.sizes import odd_sizes
-from tests.graphs.epilogues import product
+from tests.graphs.epilogues import product, weights_of
 from tests.layers.reference import draw
 from tests.ops.arrays import cancelling
 from tests.refusals import refused
@@ -113,6 +114,23 @@ def test_tiles_that_add_k_in_its_order_give_the_same_bits(shapes, rng):
         in_order = bits[dtype, 1]
         assert len(in_order) == 1
         assert in_order.isdisjoint(bits[dtype, 2])
+
+
+@pytest.mark.parametrize("what", [store, swiglu], ids=str)
+def test_biases_of_columns_are_added_to_the_sums(what, rng):
+    shapes = [*KINDS, TileShape(128, 96)]
+    shapes = [shape for shape in shapes if shape.may_be_gated or not what.gated]
+    program = Emulator(product(1, what=what, shapes=shapes, is_biased=True), workers=2)
+    for shape_idx, shape in enumerate(shapes):
+        m, n, k = odd_sizes(shape)
+        names = weights_of(what)
+        weights = {name: draw(rng, (n, k), "bfloat16") for name in names}
+        biases = {f"b{i}": draw(rng, (n,), "bfloat16") for i in range(len(names))}
+        arrays = {"x": draw(rng, (m, k), "bfloat16"), **weights, **biases}
+        dims = {"m": m, "n": n, "k": k, "shape": shape_idx}
+        expected, outputs = both(program, arrays, dims)
+        y, reference = (o["y"].astype(np.float32) for o in (outputs, expected))
+        np.testing.assert_allclose(y, reference, rtol=0.02, atol=0.02)
 
 
 @pytest.fixture(scope="module")

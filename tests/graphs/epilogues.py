@@ -71,11 +71,13 @@ def product(
     part: Callable[[Expr], Any] | None = None,
     size: tuple[int, int] | None = None,
     stacked: bool = False,
+    is_biased: bool = False,
 ) -> None:
     """y [m, n] = x @ w.T, and the other results of an epilogue, which also reads r0, r1
     and writes s0, s1. Gated ones have the weights gate and up. dtypes: of products of
     one program, whose names end in them. part: of k. size: rows and columns of a task,
-    default those of a tile. stacked: all arrays have an axis of matrices in front."""
+    default those of a tile. stacked: all arrays have an axis of matrices in front.
+    is_biased: the biases of each weight, b0 and b1 [n], are added to its sums."""
     stack = (g.dims("matrices"),) if stacked else ()
     m, n, k, shape = g.dims("m n k shape")
     for dtype in dtypes:
@@ -102,8 +104,10 @@ def product(
         }
         operands: dict[str, list[Any]] = {"input": [], "output": []}
         of_k = part(k) if part else slice(None)
+        biases = [PER_COLUMN] * (len(weights) * is_biased)
         for kind, name, along, of_array in (
             ("input", "x", {m: rows, k: of_k}, dtype),
+            *_arrays("input", "b", biases, axes, dtype),
             *_arrays("input", "r", what.reads, axes, dtype),
             ("output", "y", axes[PER_ELEMENT], y_dtype or dtype),
             *_arrays("output", "s", what.writes, axes, "float32"),
@@ -112,7 +116,7 @@ def product(
             operands[kind].append(array[(*place, *along.values())])
         x, *reads = operands["input"]
         g.call(
-            tiles.matmul(dtype, what),
+            tiles.matmul(dtype, what, is_biased=is_biased),
             grid,
             name=f"tile_matmul{end}",
             reads=[x, *tiles.weight_tiles(weights, columns, of_k, (*place,)), *reads],
