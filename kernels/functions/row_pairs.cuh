@@ -45,21 +45,20 @@ struct PlainPairs {
 template <u32 kShift, bool kHasBlocks, class Element>
 struct ScaledPairs {
   static constexpr u32 kBytes = 1;
-  // Of the scales [experts, any, any]: the address, and bytes to the next expert and row. first,
-  // second: the rows of w of the first pair; next: rows to the next pair.
+  // Of the scales [experts, any, any]: the address, and bytes to the next expert and row. first: the
+  // row of w of the first pair that a lane adds up; next: rows to the next pair.
   struct Scales {
     u64 address;
     u32 by_expert, pitch;
-    i32 first, second, next;
+    i32 first, next;
   };
   using Place = u64;
   struct Scale {
     u32 bits[kHasBlocks ? 2 : 1];
   };
 
-  // Of the row of a pair that a lane adds up: even ones the first.
   ETC_DEVICE static Place place(const Scales& scales, u32 expert, i32 pair) {
-    const i32 row = (ptx::lane() % 2 == 0 ? scales.first : scales.second) + pair * scales.next;
+    const i32 row = scales.first + pair * scales.next;
     return scales.address + u64(expert) * scales.by_expert + u64(u32(row) >> kShift) * scales.pitch;
   }
   // num_left: columns from the step's first one on. `by_column`: the expert, where columns pick.
@@ -97,7 +96,8 @@ struct PairsOf<Task, 16> {
   using Type = ScaledPairs<u32(Task::kScaleShift), bool(Task::kScaleHasBlocks), bf16>;
 };
 
-// The scales of operand kOperand, for pairs of rows; see ScaledPairs.
+// The scales of operand kOperand, for pairs of rows; see ScaledPairs. first, second: the rows of w of
+// the first pair, which even and odd lanes add up.
 template <class Task, int kOperand>
 ETC_DEVICE auto pair_scales(const Task& task, i32 first, i32 second, i32 next) {
   using Pairs = typename PairsOf<Task>::Type;
@@ -108,7 +108,7 @@ ETC_DEVICE auto pair_scales(const Task& task, i32 first, i32 second, i32 next) {
     constexpr u32 kBytes = sizeof(*scales.base);
     return typename Pairs::Scales{
         u64(scales.at()), u32(scales.stride[0]) * kBytes, u32(scales.stride[1]) * kBytes,
-        first, second, next};
+        task.thread % 2 == 0 ? first : second, next};
   }
 }
 

@@ -409,7 +409,7 @@ BROKEN = {
         "few": {"    task.sync();": ""},
         "wide": {"task.sync();  // before they are written again": ""},
         "few, scaled": {
-            "scales.second": "scales.first",
+            "task.thread % 2 == 0 ? first : second": "first",
             "pair * scales.next": "pair",
             "u64(expert) * scales.by_expert": "0",
             "u64(by_column) * scales.by_expert": "0",
