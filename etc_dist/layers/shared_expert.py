@@ -1,9 +1,11 @@
-"""The expert of a mixture that every token takes, in the program for many tokens."""
+"""The expert of a mixture that every token takes: its outputs, as sums read them, and
+its calls in the program for many tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.epilogue import activated
@@ -36,19 +38,27 @@ from etc_dist.ops.multiply import Matrix
 @dataclass(frozen=True)
 class SharedRows:
     """The shared expert's outputs [tokens, hidden], logits whose sigmoids are their
-    weights, unless these are 1, and the event after which both are valid; nothing
-    without a shared expert. kind: as of `combine_rows`."""
+    weights, unless these are 1, and the events after which both are valid; nothing
+    without a shared expert. kind: as of `combine_rows`. column: of the logits. first:
+    the row of the first token."""
 
     kind: str = ""
     rows: Tensor | None = None
     logits: Tensor | None = None
     done_events: Sequence[EventRef] = ()
+    column: int = 0
+    first: Expr | int = 0
 
-    def of(self, tokens: Tile, columns: Tile) -> list[Region]:
+    def of(self, tokens: Tile, columns: Any) -> list[Region]:
         """The regions of some tokens and columns that sums read."""
-        regions = [] if self.rows is None else [self.rows[tokens, columns]]
+        if self.rows is None:
+            return []
+        rows = tokens
+        if not isinstance(self.first, int):
+            rows = span(tokens.start + self.first, tokens.size)
+        regions = [self.rows[rows, columns]]
         if self.logits is not None:
-            regions.append(self.logits[tokens, span(0, 1)])
+            regions.append(self.logits[tokens, span(self.column, 1)])
         return regions
 
 

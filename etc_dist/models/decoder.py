@@ -8,6 +8,7 @@ around it: each continues the rows of the one before, until they end."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,7 @@ from etc_dist.ir import (
 )
 from etc_dist.ir.function import TENSOR
 from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.layers.shared_expert import SharedRows
 from etc_dist.models.decoder_attention import AttentionCalls
 from etc_dist.models.decoder_norms import norm_of_heads, norm_of_sum
 from etc_dist.models.decoder_ranks import (
@@ -55,7 +57,6 @@ from etc_dist.models.experts import (
     EXPERT_MATMULS,
     SHARED_MATMULS,
     MixtureCalls,
-    SharedOutput,
     Turn,
 )
 from etc_dist.models.sizes import WEIGHTS, DecoderSizes
@@ -437,7 +438,7 @@ class _Calls:
         residual_event, x = self.ready[turn], mixture.x
         self.add_norm("mlp_norm", layer, "o", turn, residual_event, middle, x)
         routed = mixture.route(turn, middle)
-        shared, has_shared = None, "shared_up" in self.weights
+        shared, has_shared = SharedRows(), "shared_up" in self.weights
         # NOTE: a shared expert's tasks come where those of others wait: for the
         # routing, and for each other.
         if has_shared:
@@ -447,17 +448,19 @@ class _Calls:
         if has_shared:
             activated = self.matmul_events["shared_up"][turn]
             self.multiply("shared_down", active, y, activated, turn)
-            shared = SharedOutput(y, 0, [self.matmul_events["shared_down"][turn]])
+            done_events = [self.matmul_events["shared_down"][turn]]
+            shared = mixture.shared_rows(y, done_events)
         if self.dense is not None:
-            shared = shared or SharedOutput(self.shared_rows, 0, [])
             y, active = self.shared_rows, self.dense_active
             self.multiply("dense_up", x, active, middle, turn)
             activated = self.matmul_events["dense_up"][turn]
             self.multiply("dense_down", active, y, activated, turn, first=self.rows)
             is_dense = self.dense.is_dense(layer)
             done_event = self.matmul_events["dense_down"][turn].when(is_dense)
-            first = self.rows * select(is_dense, 1, 0)
-            shared = SharedOutput(y, first, [*shared.done_events, done_event])
+            shared = replace(
+                mixture.shared_rows(y, [*shared.done_events, done_event]),
+                first=self.rows * select(is_dense, 1, 0),
+            )
         waits = mixture.produce(turn, waits)
         if self.g.world_size > 1:
             parts = self.deltas["down"]

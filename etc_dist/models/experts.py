@@ -52,6 +52,7 @@ from etc_dist.ir import (
 )
 from etc_dist.ir.call import UpTo
 from etc_dist.layers.moe_steps import add_scores
+from etc_dist.layers.shared_expert import SharedRows
 from etc_dist.ops.multiply import Matrix, tiles_of_dims
 
 if TYPE_CHECKING:
@@ -111,16 +112,6 @@ class DecoderMixture(Mixture):
         """Of the experts."""
         shared = SHARED_MATMULS if self.shared else ()
         return (*EXPERT_MATMULS, *shared, *(DENSE_MATMULS if self.has_dense else ()))
-
-
-@dataclass(frozen=True)
-class SharedOutput:
-    """The outputs [any, hidden] of the shared expert, or of an MLP, the first row of
-    those of a step, and the events after which they can be read."""
-
-    rows: Tensor
-    first: Expr | int
-    done_events: list[EventRef]
 
 
 class MixtureCalls:
@@ -454,23 +445,19 @@ class MixtureCalls:
         """The rows of tile r."""
         return span(r * self.stride, self._rows_of(turn, r))
 
-    def _of_shared(self, shared: SharedOutput | None, row: Any) -> list[Region]:
-        """What the sum of a row reads of a shared expert."""
-        if shared is None:
-            return []
-        gate = [self.logits[row, span(self.routing.experts, 1)]]
-        start = row.start + shared.first
-        return [
-            shared.rows[span(start, 1), :],
-            *(gate if self.shared == GATED else []),
-        ]
+    def shared_rows(self, rows: Tensor, done_events: Sequence[EventRef]) -> SharedRows:
+        """Those of the shared expert, or of an MLP in its place."""
+        logits = self.logits if self.shared == GATED else None
+        return SharedRows(
+            self.shared, rows, logits, done_events, column=self.routing.experts
+        )
 
     def send_sums(
         self,
         turn: Turn,
         waits: list[EventRef],
         parts: Tensor,
-        shared: SharedOutput | None,
+        shared: SharedRows,
     ) -> EventTensor:
         """Stores the weighted sum of each row's outputs in this rank's part of `parts`
         [ranks, rows, hidden] on all ranks. Returns events that are met once the parts
@@ -491,7 +478,7 @@ class MixtureCalls:
                 self.place[*turn, *row_columns],
                 self.weights[row_columns],
                 self.outputs[:, :],
-                *self._of_shared(shared, row_columns[0]),
+                *shared.of(*row_columns),
             ],
             writes=[parts.on(to)[g.rank, *row_columns]],
             waits=_after(shared, waits),
@@ -503,7 +490,7 @@ class MixtureCalls:
         self,
         turn: Turn,
         waits: list[EventRef],
-        shared: SharedOutput | None,
+        shared: SharedRows,
         notifies: EventRef,
         residual: Tensor,
         gain: Region,
@@ -521,7 +508,7 @@ class MixtureCalls:
                 self.place[*turn, *row_columns],
                 self.weights[row_columns],
                 self.outputs[:, :],
-                *self._of_shared(shared, row_columns[0]),
+                *shared.of(*row_columns),
                 residual[row_columns],
                 gain,
             ],
@@ -532,6 +519,6 @@ class MixtureCalls:
         )
 
 
-def _after(shared: SharedOutput | None, waits: list[EventRef]) -> list[EventRef]:
+def _after(shared: SharedRows, waits: list[EventRef]) -> list[EventRef]:
     """The waits of a sum. The last one, before which it reads no output, stays last."""
-    return waits if shared is None else [*waits[:-1], *shared.done_events, waits[-1]]
+    return [*waits[:-1], *shared.done_events, waits[-1]]
