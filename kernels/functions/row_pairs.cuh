@@ -245,12 +245,14 @@ struct RowPairs {
         Step& step = steps[n];
         const Sums of_step = product<kIsHalf>(step, vector, lane);
         const float of_expert = kColumnsPick ? step.of_expert : 1.0f;
+        float factors[kSums];
 #pragma unroll
-        for (i32 i = 0; i < kSums; ++i) {
-          sum = __fmaf_rn(Weights::scaled(step.scale, i, of_expert), of_step.part[i], sum);
-        }
+        for (i32 i = 0; i < kSums; ++i) factors[i] = Weights::scaled(step.scale, i, of_expert);
+        // NOTE: before the products are added, for which the tensor cores take a while.
         fetch_weight(ahead, row, end, lane, step);
         fetch_vector(ahead, end, lane, step);
+#pragma unroll
+        for (i32 i = 0; i < kSums; ++i) sum = __fmaf_rn(factors[i], of_step.part[i], sum);
         vector = prepared<kIsHalf>(steps[(n + 1) % kAhead].vector);
         if (advance(ahead, first_place, jump)) row = find_row(ahead, lane);
         if (--turns_left == 0) {
