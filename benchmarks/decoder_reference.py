@@ -13,7 +13,7 @@ from etc_dist.functions.activation import Activation
 from etc_dist.functions.router import Router
 from etc_dist.functions.scaled_weights import BLOCK, scales_name
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
+from etc_dist.models.experts import DENSE_WEIGHTS, EXPERT_BIASES, SHARED_WEIGHTS
 
 MLP = ("w_gate", "w_up", "w_down")
 
@@ -271,18 +271,12 @@ def cached(math: Fp32, cache: Any, table: Any, num_positions: int) -> list[Any]:
     return [array[:, :, :num_positions] for array in arrays]
 
 
-def _multiply(x: Any, w: Any) -> Any:
-    """x @ w.T, and the bias if w has columns more."""
-    width = x.shape[-1]
-    y = x @ w[:, :width].T
-    return y if w.shape[1] == width else y + w[:, width]
-
-
-def _mlp(
-    math: Fp32, activation: Activation, x: Any, w_gate: Any, w_up: Any, w_down: Any
-) -> Any:
-    gate, up = _multiply(x, w_gate), _multiply(x, w_up)
-    return _multiply(math.activated(activation, gate, up), w_down)
+def _mlp(math: Fp32, activation: Activation, x: Any, *arrays: Any) -> Any:
+    """arrays: gate, up and down, then their biases, if there are any."""
+    w_gate, w_up, w_down, *biases = arrays
+    gate_bias, up_bias, down_bias = biases or (0, 0, 0)
+    gate, up = x @ w_gate.T + gate_bias, x @ w_up.T + up_bias
+    return math.activated(activation, gate, up) @ w_down.T + down_bias
 
 
 def _mix(
@@ -291,10 +285,13 @@ def _mix(
     mixture, ids = config.mixture, arrays["experts"][layer]
     assert mixture is not None
     layer -= config.dense_layers
-    logits = _multiply(x, math.stored(arrays["router"][layer]))
+    logits = x @ math.stored(arrays["router"][layer]).T
+    if mixture.router.has_bias:
+        logits = logits + math.stored(arrays["router_bias"][layer])
+    names = [*MLP, *(EXPERT_BIASES if mixture.has_biases else ())]
     shares, y = math.shares(mixture.router, logits, ids), math.xp.zeros_like(x)
     for expert in math.xp.unique(ids).tolist():
-        matrices = (_stored_at(math, arrays, name, (layer, expert)) for name in MLP)
+        matrices = (_stored_at(math, arrays, name, (layer, expert)) for name in names)
         rows, place = math.xp.where(ids == expert)
         result = _mlp(math, mixture.activation, x[rows], *matrices)
         y[rows] += result * shares[rows, place][:, None]

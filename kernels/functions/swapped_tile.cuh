@@ -175,8 +175,8 @@ struct SwappedTiles {
         run, stages, count, shape, w, wg, is_gathered, d);
   }
 
-  // Of a gated tile, a warpgroup has the sums of 32 rows of gate and as many of up, or each has those
-  // of one of them. Where the sums of both are added, the second one has no biases.
+  // Of a gated tile, each warpgroup has the sums of gate or of up, or both have those of 32 rows of
+  // gate and of 32 of up. Where the sums of both are added, the second one has no biases.
   ETC_DEVICE static void read_biases(
       RowBiases<kIsHalf, Weights>& biases, u32 words, u32 at_shape, u32 wg, bool is_gated) {
     static_assert(Epilogue::kOnlyRounds);

@@ -84,7 +84,9 @@ struct WideTiles {
     for (u32 half = 0; half < 2; ++half) {
       const u32 first = wg * kBlock + (is_gated ? 0 : half * kHalf);
       const u64 address = is_gated && half > 0 ? place.up : place.gate;
-      biases[half].read([&](u32 row) { return first + row < end ? address + (first + row) * 2 : 0; });
+      biases[half].read([&](u32 row) {
+        return first + row < end ? address + (first + row) * 2 : 0;
+      });
     }
   }
   template <u32 n, class F>
