@@ -138,7 +138,7 @@ def test_body_that_does_not_compile_shows_the_compiler_output():
 
 def test_missing_compiler_is_reported_with_its_install_command(monkeypatch):
     monkeypatch.setattr(shared_library, "find_spec", lambda name: None)
-    with pytest.raises(BuildError, match=r"pip install 'ziglang>=0.13'"):
+    with pytest.raises(BuildError, match=r"pip install 'ziglang>=0.17'"):
         run("race")
 
 
