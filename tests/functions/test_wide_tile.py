@@ -164,7 +164,17 @@ SCALED: dict[str, tuple[dict[str, Any], list[int], tuple[int, int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*CASES, *SCALED])
+OF_LAYERS = {"plain", "gathered", "few gathered", "scaled", "few scaled rows"}
+"""Cases like those of mixtures, which test_kernels.py and test_moe_float8.py run."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name in OF_LAYERS else [])
+        for name in (*CASES, *SCALED)
+    ],
+)
 def test_tiles_have_the_rows_of_their_tasks(name, rng):
     options, sizes, (k, n) = {**CASES, **SCALED}[name]
     num_tasks, most, halves = len(sizes), max(sizes), 1 + options.get("gated", False)

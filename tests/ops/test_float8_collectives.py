@@ -131,7 +131,15 @@ def dims_of(graph, algorithm=TILES, split=0):
     return {dim.name: dims[dim.name] for dim in graph.dims}
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+# tests/layers/test_float8_activations.py has the others, between the matmuls of an MLP.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if is_alone else [pytest.mark.exhaustive])
+        for name in GRAPHS
+        for is_alone in [name in ("sum", "scatter, in fp32")]
+    ],
+)
 def test_the_cuda_half_of_two_ranks_multiplies_codes(name):
     graph = GRAPHS[name](2, **OPTIONS)
     dims = dims_of(graph, split=1)
