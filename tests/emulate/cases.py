@@ -294,11 +294,13 @@ def matmul_and_scratch(world_size: int) -> GraphFunction:
     return calls(world_size, tasks=tasks, dims="rows n k", kinds=kinds)
 
 
-def matmul_of_one(world_size: int) -> GraphFunction:
+def matmul_of_one(world_size: int, *, is_counted: bool = False) -> GraphFunction:
     """y = x @ w[number].T by way of copies. A task begins with its weights once the
-    number is known, before its rows of x are copied."""
+    number is known, before its rows of x are copied. is_counted: the number of row
+    tiles is known with it."""
+    row_tiles = "up_to(ceildiv(rows, 128), number.load(1))"
     parts = """
-        local number [1] int32
+        local number [2] int32
         local half [rows, k] bfloat16
         events known [1] expects 1
         events copied [ceildiv(rows, 128)] expects 1
@@ -307,12 +309,13 @@ def matmul_of_one(world_size: int) -> GraphFunction:
         dense,
         ["half[tile(i, 128), :]", "w 3[number.load(0)] n[tile(j, 128)] k bfloat16"],
         ["y rows/128@i n/128@j bfloat16"],
-        grid="i: ceildiv(rows, 128), j: ceildiv(n, 128)",
+        grid=f"i: {row_tiles if is_counted else 'ceildiv(rows, 128)'}, "
+        "j: ceildiv(n, 128)",
         waits=["known[0]", "copied[i]"],
         streams_after=1,
     )
     tasks = [
-        Task(push_rows(), ["given 1 int32"], ["number[:]"], notifies=["known[0]"]),
+        Task(push_rows(), ["given 2 int32"], ["number[:]"], notifies=["known[0]"]),
         Task(
             push_rows(),
             ["x rows/128 k bfloat16"],
@@ -328,7 +331,7 @@ def matmul_of_one(world_size: int) -> GraphFunction:
 def one_of_three(number: int = 2) -> Example:
     rng, (rows, n, k) = np.random.default_rng(11), (140, 264, 136)
     x, w = draw(rng, (rows, k), "bfloat16"), draw(rng, (3, n, k), "bfloat16")
-    arrays = {"given": np.array([number], np.int32), "x": x, "w": w}
+    arrays = {"given": np.array([number, 2], np.int32), "x": x, "w": w}
     return [arrays], [matmul_of(x, w[number])], {"rows": rows, "n": n, "k": k}
 
 

@@ -250,6 +250,9 @@ CASES = {
         workers=2,
     ),
     "ahead, loaded": Case(partial(matmul_of_one, 1), one_of_three, workers=2),
+    "ahead, counted": Case(
+        partial(matmul_of_one, 1, is_counted=True), one_of_three, workers=2
+    ),
     "sum, kn": Case(
         partial(matmul_reduce_scatter_graph, 2, w_layout="kn", shapes=[TALL_TILE]),
         lambda: matmul_reduce_scatter(100, "kn"),

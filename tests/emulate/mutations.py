@@ -71,12 +71,15 @@ BROKEN = {
         "ahead, loaded": {"    if (!unit.wait(n)) return false;": ""},
     },
     "worker/ready/counted": {
+        "ahead, counted": {
+            "if (unit.is_going) unit.is_going = load_ahead(unit);": "",
+        },
         "moe": {
             "Call::is_surplus(unit.coord, count)": "false",
             "Call::block_end(run.g, unit.task) - unit.task - 1": (
                 "Call::block_end(run.g, unit.task) - unit.task"
             ),
-        }
+        },
     },
     "worker/ready/early": {"few": {LAST_WAIT: "true"}},
     "worker/ready/pending": {

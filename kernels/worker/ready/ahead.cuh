@@ -17,20 +17,13 @@ ETC_DEVICE int first_late_event(const Unit& unit) {
   return Call::kWaits;
 }
 
-// Waits for all events, and begins stages meanwhile.
+// Waits for all events after the first kWaitsAhead ones, and begins stages meanwhile.
 template <class Unit>
 ETC_DEVICE bool load_ahead(const Unit& unit) {
   using Call = typename Unit::Call;
   using Function = FunctionOf<Call>;
   const auto& run = unit.state.run;
   auto& stages = unit.state.stages;
-#pragma unroll
-  for (int n = 0; n < Call::kWaitsAhead; ++n) {
-    if (!unit.wait(n)) return false;
-  }
-  if constexpr (Call::kLoads) {
-    if (!Call::in_range(run.g, unit.coord)) return unit.fail_range();
-  }
   Patience patience;
   RingStages all{};
   u32 size = 0, num_ahead = 0, num_begun = 0;
@@ -56,9 +49,23 @@ ETC_DEVICE bool load_ahead(const Unit& unit) {
   return true;
 }
 
+// Waits for the first ones, after which what it loads is known.
+template <class Unit>
+ETC_DEVICE bool wait_ahead(const Unit& unit) {
+  using Call = typename Unit::Call;
+#pragma unroll
+  for (int n = 0; n < Call::kWaitsAhead; ++n) {
+    if (!unit.wait(n)) return false;
+  }
+  if constexpr (Call::kLoads) {
+    if (!Call::in_range(unit.state.run.g, unit.coord)) return unit.fail_range();
+  }
+  return true;
+}
+
 template <class Unit>
 ETC_DEVICE void lead_ahead(const Unit& unit) {
-  unit.is_going = load_ahead(unit);
+  unit.is_going = wait_ahead(unit) && load_ahead(unit);
   if (unit.is_going) unit.start();
 }
 

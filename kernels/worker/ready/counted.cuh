@@ -7,10 +7,15 @@ namespace etc {
 // Whether the producer thread may get units of tasks that do not exist: none is queued.
 template <class Call>
 constexpr bool kMayBeSurplus = Call::kLimit > 0 && !kIsQueued<Call>;
-// Whether all that such a task loads is known with the count, and nothing else is waited for.
+// Whether all that such a task loads is known with the count: nothing else is waited for, but where
+// the task begins to load before its other waits are met.
 template <class Call>
-constexpr bool kLoadsWithCount = kMayBeSurplus<Call> && !has_role<Call>(kPrepareRole) &&
-                                 Call::kWaits == int(!Call::kCountIsGiven);
+constexpr bool kWaitsAfterCount = Call::kLoadsAhead && !Call::kReadsBeforeWait &&
+                                  Call::kWaitsAhead == int(!Call::kCountIsGiven);
+template <class Call>
+constexpr bool kLoadsWithCount =
+    kMayBeSurplus<Call> && !has_role<Call>(kPrepareRole) &&
+    (kWaitsAfterCount<Call> || Call::kWaits == int(!Call::kCountIsGiven));
 
 // The surplus units after this one in its block. By tickets, claims all of them: 0. Else how far
 // the last one of this worker is.
@@ -57,6 +62,9 @@ template <class Unit>
 ETC_DEVICE void lead_counted(const Unit& unit, const CountedTask& task) {
   if constexpr (kLoadsWithCount<typename Unit::Call>) {
     unit.is_going = task.is_in_range || unit.fail_range();
+    if constexpr (kWaitsAfterCount<typename Unit::Call>) {
+      if (unit.is_going) unit.is_going = load_ahead(unit);
+    }
     if (unit.is_going) unit.start();
   } else {
     lead_ready(unit);
