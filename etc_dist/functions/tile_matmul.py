@@ -85,10 +85,10 @@ WITH_PARTS = (store, swiglu)
 
 
 def _sums(
-    epilogue: Epilogue, w_layout: str, arrays: Sequence[Any], first_row: int
+    epilogue: Epilogue, w_layout: str, arrays: Sequence[Any], *first_rows: int
 ) -> tuple[list[Any], Sequence[Any]]:
-    """x @ w.T in fp32 for each of the weights, and the other arrays. first_row: that of
-    the weights, if they are scaled."""
+    """x @ w.T in fp32 for each of the weights, and the other arrays. first_rows: those
+    of weights that are scaled; of all, if there is one."""
     x, *operands = arrays
     weights, operands = operands[: epilogue.weights], operands[epilogue.weights :]
     scaling = ALL_SCALINGS.get(w_layout)
@@ -98,19 +98,24 @@ def _sums(
         return [wide @ w.astype(np.float32) for w in transposed], operands
     scales, operands = operands[: epilogue.weights], operands[epilogue.weights :]
     x_scales = operands.pop(0) if scaling.quantizes else None
-    pairs = zip(weights, scales, strict=True)
-    return [scaling.multiply(x, *pair, first_row, x_scales) for pair in pairs], operands
+    starts = (first_rows * epilogue.weights)[: epilogue.weights]
+    of_weights = zip(weights, scales, starts, strict=True)
+    return [scaling.multiply(x, *of, x_scales) for of in of_weights], operands
 
 
-def _multiply(
+def multiply_tile(
     epilogue: Epilogue,
     w_layout: str,
     *arrays: Any,
     packed_tile: int,
     first_row: int = 0,
+    up_row: int | None = None,
     is_biased: bool = False,
 ) -> None:
-    sums, operands = _sums(epilogue, w_layout, arrays, first_row)
+    """Internal: the NumPy body of `matmul`. up_row: the first row of up, if it differs
+    from that of gate."""
+    up_row = first_row if up_row is None else up_row
+    sums, operands = _sums(epilogue, w_layout, arrays, first_row, up_row)
     if is_biased:
         pairs = zip(sums, operands, strict=False)
         sums = [of_weight + bias.astype(np.float32) for of_weight, bias in pairs]
@@ -520,7 +525,8 @@ class Tiles:
         biases = [bias] * (len(weights) * is_biased)
         before = [*scales, *biases]
         reads, writes = epilogue.operands(element, strip, len(before))
-        body: Any = partial(_multiply, is_biased=True) if is_biased else _multiply
+        body: Any = multiply_tile
+        body = partial(body, is_biased=True) if is_biased else body
         if is_part:
             body, writes = _multiply_part, [Operand((PART,), "float32", leading=True)]
         operands = [x, *[w] * len(weights), *before, *reads, *writes]

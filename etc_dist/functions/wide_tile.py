@@ -11,11 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from etc_dist.functions.epilogue import Epilogue, store
-from etc_dist.functions.scaled_weights import E4M3, SCALINGS, Scaling
-from etc_dist.functions.tile_matmul import Tiles, chosen
+from etc_dist.functions.scaled_weights import E4M3, SCALINGS
+from etc_dist.functions.tile_matmul import Tiles, chosen, multiply_tile
 from etc_dist.functions.tile_shape import TileShape
 from etc_dist.functions.weight_layouts import STAGE_K, two_byte
 from etc_dist.ir import (
@@ -144,7 +142,7 @@ class RowTiles(Tiles):
         starts = {"first_row": (1, -2), "up_row": (num_weights, -2)}
         return replace(
             function,
-            body=partial(_multiply, epilogue, self._scaling, is_biased),
+            body=partial(_multiply, epilogue, self.w_layout, gathers, is_biased),
             reads=len(operands) - 1,
             roles=(*ROLES, *[GATHER] * gathers),
             boxes={**function.boxes, 0: box},
@@ -157,7 +155,8 @@ class RowTiles(Tiles):
 
 def _multiply(
     epilogue: Epilogue,
-    scaling: Scaling | None,
+    w_layout: str,
+    gathers: bool,
     is_biased: bool,
     x: Any,
     *arrays: Any,
@@ -168,22 +167,15 @@ def _multiply(
     *inputs, y = arrays
     if not y.size:
         return
-
-    def take(is_there: bool) -> list[Any]:
-        """The next array of each weight."""
-        count = epilogue.weights if is_there else 0
-        return [inputs.pop(0) for _ in range(count)]
-
-    weights = take(True)
-    scales, biases = take(scaling is not None), take(is_biased)
-    rows = x[inputs[0]] if inputs else x
-    wide = rows.astype(np.float32)
-    if scaling is None:
-        sums = [wide @ w.astype(np.float32).T for w in weights]
-    else:
-        starts = (first_row, up_row)[: len(weights)]
-        of_weights = zip(weights, scales, starts, strict=True)
-        sums = [scaling.multiply(wide, *of_weight) for of_weight in of_weights]
-    for sums_of_weight, bias in zip(sums, biases, strict=False):
-        sums_of_weight += bias.astype(np.float32)
-    epilogue.half.body(*sums, y)
+    rows = x[inputs.pop()] if gathers else x
+    multiply_tile(
+        epilogue,
+        w_layout,
+        rows,
+        *inputs,
+        y,
+        packed_tile=packed_tile,
+        first_row=first_row,
+        up_row=up_row,
+        is_biased=is_biased,
+    )
