@@ -154,7 +154,7 @@ def test_float8_mixtures_are_recorded_beside_16_bit_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     graphs: list[GraphFunction] = []
-    small = Model(128, 192, 16, 8)
+    small = Model(128, 64, 4, 2)
     monkeypatch.setenv("BENCH_COMMIT", "0123abc")
     monkeypatch.setattr(harness, "open_device", StandIn)
     monkeypatch.setattr(layers_float8, "compile_at_once", graphs.extend)
