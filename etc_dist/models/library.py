@@ -22,7 +22,7 @@ from etc_dist.ops.all_gather_matmul import (
     gathered_matmul_graph,
 )
 from etc_dist.ops.all_reduce import all_reduce_graph
-from etc_dist.ops.all_reduce_norm import EPS, all_reduce_norm_graph
+from etc_dist.ops.all_reduce_norm import all_reduce_norm_graph
 from etc_dist.ops.argument_table import DTYPES
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_all_reduce import matmul_all_reduce_graph
@@ -141,9 +141,8 @@ def _matmul_graphs() -> Iterator[tuple[str, GraphFunction]]:
         yield f"{graph.name} few tiles {world_size} {dtype} {w_layout}", graph
     graph = matmul_reduce_scatter_graph(8, partials="float32")
     yield f"{graph.name} 8 {DTYPES[0]} float32", graph
-    for eps, end in ((None, ""), (EPS, " norm")):
-        graph = matmul_all_reduce_graph(4, eps=eps, shapes=FEW_TILES)
-        yield f"{graph.name} few tiles{end} 4 {DTYPES[0]}", graph
+    graph = matmul_all_reduce_graph(4, shapes=FEW_TILES)
+    yield f"{graph.name} few tiles 4 {DTYPES[0]}", graph
 
 
 def _float8_graphs() -> Iterator[tuple[str, GraphFunction]]:
@@ -155,13 +154,9 @@ def _float8_graphs() -> Iterator[tuple[str, GraphFunction]]:
     graph = mlp_tiles_graph(4, w_layout=layout)
     yield f"{graph.name} float8 per block 4 {DTYPES[0]}", graph
     layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
-    for make, world_size in (
-        (matmul_graph, 1),
-        (matmul_all_reduce_graph, 4),
-        (mlp_graph, 4),
-    ):
-        graph = make(world_size, w_layout=layout, shapes=FLOAT8_FAMILY)
-        yield f"{graph.name} float8 activations {world_size} {DTYPES[0]}", graph
+    for make in (matmul_all_reduce_graph, mlp_graph):
+        graph = make(4, w_layout=layout, shapes=FLOAT8_FAMILY)
+        yield f"{graph.name} float8 activations 4 {DTYPES[0]}", graph
 
 
 def _sum_graphs() -> Iterator[tuple[str, GraphFunction]]:
