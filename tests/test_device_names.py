@@ -45,6 +45,10 @@ EXCEPTIONS = {
     ("functions/attend.cuh", "p"): "attention's letters",
     ("functions/attend.cuh", "q"): "attention's letters",
     ("functions/attend.cuh", "v"): "attention's letters",
+    **{
+        ("functions/attend_prompt.cuh", letter): "attention's letters"
+        for letter in "opqv"
+    },
     ("functions/tile_shape.cuh", "at"): "a field that says where its struct is",
     ("functions/tile_shape.cuh", "number"): "a field, as in functions/tile_matmul.py",
     ("worker/stage_placer.cuh", "at"): "a field that says where its struct is",

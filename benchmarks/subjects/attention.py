@@ -197,7 +197,8 @@ class Attention(Workload):
         workers = call.program.workers if isinstance(self.device, Gpu) else None
         policy = StepPolicy(self.config, workers, tuning=tuning_of(self.world))
         dims = policy.dims(padded(self.m), int(self.lengths.max()))
-        call.dims = {n: dims[n] for n in ("shares", "shares_of_task", "cuts")}
+        names = "shares", "shares_of_task", "cuts", "most_blocks"
+        call.dims = {name: dims[name] for name in names if name in dims}
         return call
 
     def arguments(self, number: int) -> tuple[Any, ...]:

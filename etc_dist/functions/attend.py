@@ -28,6 +28,7 @@ Sources: slices as in Flash-Decoding (Dao et al., 2023), equal shares as in Stre
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,71 +71,45 @@ def attend(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
     Dims or named numbers: shares_of_task, one or two; cuts, as in `plan_shares`. early:
     all reads but q and, of the cache, positions that this step stores may come before
     the last wait is met."""
-    dim, scale = paged.head_dim, score_scale(paged)
-    cap = np.float32(np.log2(np.e) * (paged.score_cap or 0))
 
     def body(q: Any, *operands: Any, j: int, shares_of_task: int, cuts: int) -> None:
-        if paged.has_bias:
-            q, operands = paged.biased(q, operands[0]), operands[1:]
-        *of_cache, cos_sin, table, cache = operands[:-5]
         extents, bounds, sums, stats, y = operands[-5:]
-        sinks = of_cache.pop() if paged.has_sinks else None
-        gain, (_, of_layer) = paged.split(of_cache)
+        rows = AttendedRows(paged, q, operands[:-5], extents)
         row, stage, _, first_slot = bounds[j * shares_of_task]
         first_row = row + (stage > 0)
         stats[...] = -np.inf, 0
         for share in range(j * shares_of_task, (j + 1) * shares_of_task):
             for row, first, end, slot in slices_of(extents, bounds, share, cuts):
-                at = np.arange(first, end)
-                heads, keys, values = q[row].reshape(-1, dim), *np.zeros((2, 0, dim))
-                if end > 0:
-                    angles = cos_sin[extents[row, 1] - 1 + of_layer]
-                    heads = paged.rotated(heads, gain, angles)
-                    keys, values = _cached(paged, cache, table[extents[row, 3]], at)
-                total, most, weight = _weighted(heads, keys, values, scale, cap)
+                total, most, weight = rows.sums(row, first, end)
                 if slot is None:
-                    weight = with_sinks(weight, most, sinks)
-                    total /= np.where(weight == 0, 1, weight)[:, None]
-                    y[row - first_row] = total.ravel().astype(y.dtype)
+                    y[row - first_row] = rows.result(total, most, weight)
                 else:
                     sums[slot - first_slot] = total
                     stats[slot - first_slot] = np.stack([most, weight], axis=1)
 
     reads, writes = _operands(paged)
-    constants = {"kScale": float(scale), "kStage": STAGE, **CUTS}
-    constants["kMostBytes"] = MOST_BYTES
-    constants |= {"kHasSinks": 1} if paged.has_sinks else {}
-    constants |= {"kScoreCap": float(cap)} if cap else {}
     cache = len(paged.present(reads)) - 3
     return paged.function(
         "attend",
         body,
         reads,
         writes,
-        constants,
+        constants_of(paged),
         # NOTE: with `early`, the load role reads pages before the last wait is met. No
         # proof sees which ones: positions of earlier steps, by the contract above.
         gathers=(cache,),
         reads_before_wait=[n for n in range(1, cache + 3) if n != cache and early],
         loads_before_wait=early,
         roles=(PREPARE, LOAD, COMPUTE),
-        shared=BUFFER_BYTES[dim],
+        shared=BUFFER_BYTES[paged.head_dim],
     )
 
 
 def _operands(paged: PagedCache) -> tuple[dict[str, Operand], dict[str, Operand]]:
     """The reads and the writes."""
     dim = paged.head_dim
-    queries = Extent(most=HEADS * dim, begins=8, name="heads", times=dim)
-    every = paged.operands("rows")
     reads = {
-        "q": Operand(("rows", queries), paged.element),
-        "bias": Operand((queries,), paged.element, leading=True),
-        **{n: every[n] for n in ("gain", "span")},
-        "sinks": SINKS,
-        **{n: every[n] for n in ("cos_sin", "table")},
-        "cache": paged.pages(),
-        "extents": Operand(("rows", EXTENT), "int32", leading=True),
+        **reads_of_rows(paged),
         "bounds": Operand((Extent(whole=True), BOUND), "int32", leading=True),
     }
     columns = Extent(begins=8, name="heads", times=dim)
@@ -146,10 +121,77 @@ def _operands(paged: PagedCache) -> tuple[dict[str, Operand], dict[str, Operand]
     return reads, writes
 
 
-def _cached(paged: PagedCache, cache: Any, table: Any, at: Any) -> list[Any]:
-    """The keys and values of some positions of a request."""
-    numbers, slots = table[at // paged.page_size], at % paged.page_size
-    return [paged.placed(cache[numbers, i, slots], slots) for i in range(2)]
+def constants_of(paged: PagedCache) -> dict[str, float]:
+    """What the CUDA bodies know of scores, stages and slices."""
+    cap = _score_cap(paged)
+    return {
+        "kScale": float(score_scale(paged)),
+        "kStage": STAGE,
+        **CUTS,
+        "kMostBytes": MOST_BYTES,
+        **({"kHasSinks": 1} if paged.has_sinks else {}),
+        **({"kScoreCap": float(cap)} if cap else {}),
+    }
+
+
+def reads_of_rows(paged: PagedCache) -> dict[str, Operand]:
+    """The operands from the queries to the extents."""
+    dim = paged.head_dim
+    queries = Extent(most=HEADS * dim, begins=8, name="heads", times=dim)
+    every = paged.operands("rows")
+    return {
+        "q": Operand(("rows", queries), paged.element),
+        "bias": Operand((queries,), paged.element, leading=True),
+        **{n: every[n] for n in ("gain", "span")},
+        "sinks": SINKS,
+        **{n: every[n] for n in ("cos_sin", "table")},
+        "cache": paged.pages(),
+        "extents": Operand(("rows", EXTENT), "int32", leading=True),
+    }
+
+
+class AttendedRows:
+    """Attention of rows in NumPy. operands: from the biases to the cache."""
+
+    def __init__(
+        self, paged: PagedCache, q: Any, operands: Sequence[Any], extents: Any
+    ) -> None:
+        if paged.has_bias:
+            q, operands = paged.biased(q, operands[0]), operands[1:]
+        *of_cache, self._cos_sin, self._table, self._cache = operands
+        self._sinks = of_cache.pop() if paged.has_sinks else None
+        self._gain, (_, self._first_angles) = paged.split(of_cache)
+        self._paged, self._q, self._extents = paged, q, extents
+
+    def sums(self, row: int, first: int, end: int) -> tuple[Any, Any, Any]:
+        """The weighted values of some positions of a row, the largest scores, and the
+        sums of the weights."""
+        paged, at = self._paged, np.arange(first, end)
+        dim = paged.head_dim
+        heads, keys, values = self._q[row].reshape(-1, dim), *np.zeros((2, 0, dim))
+        if end > 0:
+            _, length, _, request = self._extents[row]
+            angles = self._cos_sin[length - 1 + self._first_angles]
+            heads = paged.rotated(heads, self._gain, angles)
+            numbers, slots = (
+                self._table[request, at // paged.page_size],
+                at % paged.page_size,
+            )
+            keys, values = (
+                paged.placed(self._cache[numbers, i, slots], slots) for i in range(2)
+            )
+        return _weighted(heads, keys, values, score_scale(paged), _score_cap(paged))
+
+    def result(self, total: Any, most: Any, weight: Any) -> Any:
+        """Of the sums of all positions of a row."""
+        weight = with_sinks(weight, most, self._sinks)
+        mean = total / np.where(weight == 0, 1, weight)[:, None]
+        return mean.ravel().astype(self._q.dtype)
+
+
+def _score_cap(paged: PagedCache) -> np.float32:
+    """That of scores in units of log 2; 0 for none."""
+    return np.float32(np.log2(np.e) * (paged.score_cap or 0))
 
 
 def _weighted(

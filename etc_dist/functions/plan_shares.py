@@ -1,10 +1,14 @@
-"""Equal shares of the positions that the rows of a step attend to; CUDA half in
-`kernels/functions/plan_shares.cuh`.
+"""Equal shares of the positions that the rows of a step attend to, and blocks of rows;
+CUDA half in `kernels/functions/plan_shares.cuh`.
 
 Positions are counted in stages of STAGE. Each row has one unit for each of its stages,
 and one for its fixed time. All units of a step, row by row, are divided into equal
 shares by arithmetic. A share then begins at a stage of a row, and has slices of rows:
-the last stages of one, whole rows, and the first stages of another."""
+the last stages of one, whole rows, and the first stages of another.
+
+A run is rows of successive positions of a request, such as those of a prompt. The last
+rows of a step may be divided into blocks, each of adjacent rows of one run, which are
+attended together. They are in no share."""
 
 from __future__ import annotations
 
@@ -25,6 +29,9 @@ SLACK = 4
 """Stages that the longest part of a worker may exceed the mean where shares begin with
 rows. An H200 reads so many of 128 elements in 4 us at most, which is the price of the
 combination."""
+LEAST_RUN = 16
+"""The fewest rows of a run whose rows are in blocks. A block takes about as long for
+fewer rows, and shares divide their positions over all workers."""
 CUTS = {"kCut": CUT, "kMostCuts": MOST_CUTS}
 """Constants of CUDA bodies."""
 MOST_ROWS, MOST_SHARES = 512, 1024
@@ -35,7 +42,7 @@ EXTENT, BOUND = 4, 4
 stages of all rows before this one, and the first slot."""
 
 
-def plan_shares(paged: PagedCache) -> DeviceFunction:
+def plan_shares(paged: PagedCache, block_rows: int = 0) -> DeviceFunction:
     """`PagedCache.operands` of the rows, without the gain -> int32:
 
     * extents [rows, EXTENT]: the first position that each row attends to, and the
@@ -47,6 +54,11 @@ def plan_shares(paged: PagedCache) -> DeviceFunction:
     * combined [most, 3]: of each row that has several slices, the row, the first of the
       slots of its slices, and their number, 0 beyond the last one; and num_combined
       [1].
+    * with block_rows, the most rows of a block: blocks [1 + most, 2], the number of
+      blocks and 0, then the first row and the number of rows of each, 0 beyond the
+      last one. These are the last rows of the step, as many as have at most `most`
+      blocks, in whole runs of at least LEAST_RUN rows; at the end also rows without
+      positions. The shares are those of all rows before.
 
     Dims or named numbers: pages, of the cache. lists: shares of a worker. cuts: 0, or
     the slots of a row. If it is 0, share s has the slots 2 s and 2 s + 1, of slices
@@ -64,8 +76,9 @@ def plan_shares(paged: PagedCache) -> DeviceFunction:
     )
 
     def body(*operands: Any, pages: int, lists: int, cuts: int) -> None:
-        *first, cos_sin, request, position, table = operands[:-4]
-        extents, bounds, combined, num_combined = operands[-4:]
+        num_writes = 4 + (block_rows > 0)
+        *first, cos_sin, request, position, table = operands[:-num_writes]
+        extents, bounds, combined, num_combined, *blocks = operands[-num_writes:]
         _, (window, _) = plain.split(first)
         lengths = paged.lengths(cos_sin, request, position, table)
         extents[:, 0], extents[:, 1] = np.maximum(lengths - window, 0), lengths
@@ -82,8 +95,14 @@ def plan_shares(paged: PagedCache) -> DeviceFunction:
                 initial=len(row_pages)
             )
             extents[row, 2] = (pages_of.start + first) * paged.page_size
-        bounds[...] = bounds_of(extents, len(bounds) - 1, lists, cuts)
-        entries = list(_combined(extents, bounds, cuts))
+        of_shares = extents
+        for block_list in blocks:
+            num_rows, of_blocks = blocks_of(extents, len(block_list) - 1, block_rows)
+            of_shares = extents[:num_rows]
+            block_list[...] = 0
+            block_list[: 1 + len(of_blocks)] = [(len(of_blocks), 0), *of_blocks]
+        bounds[...] = bounds_of(of_shares, len(bounds) - 1, lists, cuts)
+        entries = list(_combined(of_shares, bounds, cuts))
         combined[...] = 0
         combined[: len(entries)] = np.reshape(entries, (-1, 3))
         num_combined[...] = len(entries)
@@ -99,7 +118,33 @@ def plan_shares(paged: PagedCache) -> DeviceFunction:
     }
     constants = {"kStage": STAGE, **CUTS, "kSlack": SLACK, "kMostRows": MOST_ROWS}
     constants |= {"kMostShares": MOST_SHARES, "kMarks": MARKS}
+    if block_rows > 0:
+        writes["blocks"] = Operand((None, 2), "int32", leading=True)
+        constants |= {"kBlockRows": block_rows, "kLeastRun": LEAST_RUN}
     return plain.function("plan_shares", body, reads, writes, constants)
+
+
+def blocks_of(
+    extents: Any, most: int, block_rows: int
+) -> tuple[int, list[tuple[int, int]]]:
+    """The number of rows before those of blocks, and the first row and the number of
+    rows of each block."""
+    end, request = extents[:, 1], extents[:, 3]
+    is_next = (end[1:] == end[:-1] + 1) & (request[1:] == request[:-1])
+    is_next &= end[:-1] > 0
+    is_next |= (end[1:] == 0) & (end[:-1] == 0)
+    num_rows, blocks = len(extents), list[tuple[int, int]]()
+    for first in np.flatnonzero([True, *~is_next])[::-1].tolist():
+        run = range(first, num_rows)
+        is_last = len(run) >= LEAST_RUN if end[first] > 0 else num_rows == len(extents)
+        of_run = [
+            (row, len(run[row - first :][:block_rows])) for row in run[::block_rows]
+        ]
+        if not is_last or len(blocks) + len(of_run) > most:
+            break
+        blocks += of_run
+        num_rows = first
+    return num_rows, blocks
 
 
 def stages_of(extents: Any) -> Any:
@@ -115,6 +160,9 @@ def cut_of(stages: Any) -> Any:
 
 def bounds_of(extents: Any, shares: int, lists: int, cuts: int) -> Any:
     """The bounds of `plan_shares`."""
+    num_rows = len(extents)
+    if num_rows == 0:
+        extents = np.zeros((1, EXTENT), np.int64)
     stages = stages_of(extents.astype(np.int64))
     before = np.concatenate([[0], np.cumsum(stages + 1)])
     total = before[-1]
@@ -132,7 +180,7 @@ def bounds_of(extents: Any, shares: int, lists: int, cuts: int) -> Any:
     bounds = np.zeros((shares + 1, BOUND), np.int64)
     bounds[:-1, 0] = row + is_next
     bounds[:-1, 1] = np.where(is_next, 0, np.maximum(rounded - 1, 0))
-    bounds[-1, 0] = len(extents)
+    bounds[-1, 0] = num_rows
     bounds[:, 2] = np.concatenate([[0], np.cumsum(stages)])[bounds[:, 0]] + bounds[:, 1]
     bounds[:, 3] = 2 * np.arange(shares + 1)
     if cuts > 0:

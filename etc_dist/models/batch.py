@@ -288,7 +288,8 @@ class Batch:
 
     def _choose(self) -> list[StepPart]:
         """The requests of the next step, and the number of positions of each. Those
-        with the fewest come first, so that prompts do not delay decoding."""
+        with the fewest come first, so that prompts do not delay decoding, and that the
+        rows of prompts are the last ones, which are attended in blocks."""
         pending = [
             (len(request.tokens) - request.cached, request)
             for request in self._requests
@@ -301,7 +302,7 @@ class Batch:
                 count = min(length, num_free_rows)
                 parts.append((request, count, ()))
                 num_free_rows -= count
-        return parts
+        return sorted(parts, key=lambda part: part[1])
 
     def _with_drafts(self, parts: Sequence[StepPart]) -> list[StepPart]:
         """The parts, with drafts of what may follow, if the step has few rows."""

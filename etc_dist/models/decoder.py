@@ -98,7 +98,7 @@ def decoder_graph(
     end, and the ids of rows that have ended or whose logits are not finite. If the dim
     `samples` is 1, `sample_column` chooses tokens; if it is 0, the most likely ones are
     chosen. `plan_shares` and `attend` describe the dims shares, of each KV head,
-    shares_of_task and cuts.
+    shares_of_task, cuts and, with heads of up to 128 elements, most_blocks.
 
     Weights have the layer as first axis. Those of `sizes.float8` are codes, and have
     fp32 scales for blocks of 128 x 128, NAME_scales. `norm` [layers + 1, hidden] has

@@ -3,7 +3,8 @@
 A task once a step divides the positions that all rows attend to into equal shares. In a
 layer the keys and values of its rows are appended to the cache. Then the tasks of each
 KV head attend to its shares. Rows that shares divide are combined: in a step whose
-shares begin with rows there are none, and no task waits for it."""
+shares begin with rows there are none, and no task waits for it. Rows of prompts, which
+are in blocks, are attended by others."""
 
 from __future__ import annotations
 
@@ -11,6 +12,12 @@ from typing import Any
 
 from etc_dist.functions.append_kv import append_kv
 from etc_dist.functions.attend import HEADS, attend, written
+from etc_dist.functions.attend_prompt import (
+    HEAD_DIMS,
+    attend_prompt,
+    heads_of_block,
+    rows_of_block,
+)
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.plan_shares import (
     BOUND,
@@ -63,6 +70,9 @@ class AttentionCalls:
         self.request, self.position = request, position
         self.rows = request.shape[0]
         self.shares, self.of_task, self.cuts = g.dims("shares shares_of_task cuts")
+        # The most blocks of rows; None if heads are too large for blocks.
+        has_blocks = sizes.head_dim in HEAD_DIMS
+        self.most_blocks = g.dims("most_blocks") if has_blocks else None
         dim, layers = sizes.head_dim, turns[1]
         positions, requests = g.dims("positions requests")
         most_pages, pages = g.dims("most_pages pages")
@@ -105,6 +115,10 @@ class AttentionCalls:
         self.combined = g.local("combined", (*of, most, 3), "int32")
         self.num_combined = g.local("num_combined", (*of, 1), "int32")
         self.most_combined = most
+        self.blocks: Tensor | None = None
+        if self.most_blocks is not None:
+            shape = *of, 1 + self.most_blocks, 2
+            self.blocks = g.local("blocks", shape, "int32")
         self.sums = g.local("sums", (num_slots, sizes.heads, sizes.head_dim), "float32")
         self.stats = g.local("stats", (num_slots, sizes.heads, 2), "float32")
         some = 1 if self.spans is None else maximum(1, layers)
@@ -116,13 +130,16 @@ class AttentionCalls:
         every = span(0, minimum(MOST_ROWS, self.rows))
         bound = span(0, minimum(MOST_SHARES, self.shares) + 1)
         (n,) = grid = g.grid(plan=self.plans)
+        blocks = [] if self.blocks is None else [self.blocks[step, n, :, :]]
+        block_rows = rows_of_block(self.sizes.group) if blocks else 0
         g.call(
-            plan_shares(self.sizes.paged),
+            plan_shares(self.sizes.paged, block_rows),
             grid,
             reads=self._places(step, n, every),
             writes=[
                 *(self.extents[step, n, every, :], self.bounds[step, n, bound, :]),
                 *(self.combined[step, n, :, :], self.num_combined[step, n, :]),
+                *blocks,
             ],
             waits=[ready],
             notifies=[self.plan_events[step]],
@@ -136,6 +153,7 @@ class AttentionCalls:
         appended = self._append(turn, rows_event, ready)
         attended = self._add_events()
         self._attend(turn, appended, attended)
+        self._attend_blocks(turn, appended, attended)
         self._combine(turn, attended)
         return attended[*turn, 1]
 
@@ -172,8 +190,13 @@ class AttentionCalls:
         num_tasks = g.let("attend_tasks", heads * num_tiles * self.tasks)
 
         def expects(step: Expr, layer: Expr, n: Expr) -> Expr:
-            count = self.num_combined.load(step, self._plan_of(layer), 0)
-            return select(n < 1, num_tasks, num_tasks + count * self.pieces)
+            plan = self._plan_of(layer)
+            count = self.num_combined.load(step, plan, 0)
+            every = num_tasks + count * self.pieces
+            if self.blocks is not None and self.most_blocks is not None:
+                of_blocks = self.blocks.load(step, plan, 0, 0) * heads * num_tiles
+                every = select(self.most_blocks < 1, every, every + of_blocks)
+            return select(n < 1, num_tasks, every)
 
         return g.events("attended", (*self.turns, 2), expects=expects)
 
@@ -210,6 +233,44 @@ class AttentionCalls:
                 attended[*turn, 0].when(self.num_combined.load(step, plan, 0)),
                 attended[*turn, 1],
             ],
+            even=True,
+        )
+
+    def _attend_blocks(
+        self, turn: Turn, appended: EventTensor, attended: EventTensor
+    ) -> None:
+        if self.blocks is None or self.most_blocks is None:
+            return
+        g, sizes, (step, layer) = self.g, self.sizes, turn
+        dim, group, width = sizes.head_dim, sizes.group, heads_of_block(sizes.group)
+        num_tiles, plan = -(-group // width), self._plan_of(layer)
+        count = self.blocks.load(step, plan, 0, 0)
+        b, i = grid = g.grid(
+            b=up_to(self.most_blocks, count), i=sizes.kv_heads * num_tiles
+        )
+        h, first_of_group = i // num_tiles, i % num_tiles * width
+        first = h * group + first_of_group
+        num_queries = minimum(width, group - first_of_group)
+        of_heads, columns = (
+            span(first, num_queries),
+            span(first * dim, num_queries * dim),
+        )
+        start, size = (self.blocks.load(step, plan, b + 1, n) for n in range(2))
+        rows = span(start, minimum(rows_of_block(group), size))
+        g.call(
+            attend_prompt(sizes.paged),
+            grid,
+            reads=[
+                self.qkv[rows, columns],
+                *self._of_layer(layer, "q_norm", columns),
+                *(*self._span(layer), *self._sinks(layer, of_heads)),
+                *(self.q_cos_sin[:, :], self.table[:, :]),
+                self.cache[layer, :, :, h, :, :],
+                self.extents[step, plan, rows, :],
+            ],
+            writes=[self.y[rows, columns]],
+            waits=[self.plan_events[step], appended[*turn, h]],
+            notifies=[attended[*turn, 1]],
             even=True,
         )
 

@@ -113,7 +113,8 @@ class Model:
         self._num_ids = ids.stop - ids.start
         self._bound: dict[tuple[int, ...], tuple[Bound, Array]] = {}
         """By the numbers of rows and of those with logits, with padding, the bucket of
-        lengths, the number of steps, and whether any row is sampled."""
+        lengths, whether there are blocks of rows, the number of steps, and whether any
+        row is sampled."""
         self._prepared: dict[tuple[int, ...], tuple[int, Bound, Array]] = {}
         """The same by the numbers of rows without padding."""
         self._last_rows = 0
@@ -278,7 +279,11 @@ class Model:
                 self.world.match_call(rows.signature(), rows.describe)
             self._last_rows, num_rows = rows.outputs, rows.numbers.shape[1]
             length = self._policy.length(rows.longest)
-            key = num_rows, rows.outputs, length, num_steps, rows.samples
+            has_blocks = self._policy.has_blocks(rows.prompt_rows)
+            key = (
+                *(num_rows, rows.outputs, length, has_blocks),
+                *(num_steps, rows.samples),
+            )
             prepared = self._prepared.get(key)
             if prepared is None:
                 prepared = self._prepared[key] = self._prepare(rows, num_steps)
@@ -317,9 +322,12 @@ class Model:
         height = padded(rows.numbers.shape[1])
         most_outputs = num_outputs(height, rows.outputs)
         length = self._policy.length(rows.longest)
-        key = height, most_outputs, length, num_steps, rows.samples
+        has_blocks = self._policy.has_blocks(rows.prompt_rows)
+        key = height, most_outputs, length, has_blocks, num_steps, rows.samples
         if key not in self._bound:
-            dims = self._policy.dims(height, rows.longest, most_outputs)
+            dims = self._policy.dims(
+                height, rows.longest, most_outputs, has_blocks=has_blocks
+            )
             dims |= {"steps": num_steps, "samples": int(rows.samples)}
             row_arrays = self._rows.fill(rows, height)
             self._bound[key] = self._bind(row_arrays, height, most_outputs, dims)

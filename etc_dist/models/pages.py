@@ -57,12 +57,13 @@ class RowLimits(NamedTuple):
     """Of rows of the same requests in each step. limits, uint32 [4, rows]: what ids,
     positions, requests and ends are below. are_apart: whether no two rows can have one
     place in the cache. own_from: the positions from which on they cannot, [rows]; None
-    where two rows have one request."""
+    where two rows have one request. prompt_rows: see `StepRows`."""
 
     used_pages: UsedPages
     limits: Array
     are_apart: bool
     own_from: Array | None = None
+    prompt_rows: int = 0
 
 
 class PageTable:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from etc_dist.errors import expect_range
+from etc_dist.functions.plan_shares import LEAST_RUN
 from etc_dist.functions.sample_column import NUMBERS, SCALE
 from etc_dist.models.mirror import HostArray, Mirror
 from etc_dist.models.pages import UNUSED, PageTable, RowLimits, UsedPages
@@ -38,7 +39,8 @@ class StepRows(NamedTuple):
     row has a step at its position, then at each next one below its end, until a stop
     token. outputs: how many, the first ones, get ids and logits. sampling: that of
     `sample_column`, or None. longest: the number of positions of the longest request.
-    used_pages: the table of pages."""
+    used_pages: the table of pages. prompt_rows: of the last rows of a single step,
+    those that `plan_shares` may put into blocks."""
 
     numbers: Array
     outputs: int
@@ -46,6 +48,7 @@ class StepRows(NamedTuple):
     stops: Array | None
     sampling: Array | None
     used_pages: UsedPages
+    prompt_rows: int
 
     @property
     def samples(self) -> bool:
@@ -214,7 +217,13 @@ class RowChecks:
         of_stops = None if stops is None else self._read_stops(stops, num_rows)
         sampling_rows = None if sampling is None else row_sampling(num_rows, sampling)
         return StepRows(
-            numbers, outputs, longest, of_stops, sampling_rows, limits.used_pages
+            numbers,
+            outputs,
+            longest,
+            of_stops,
+            sampling_rows,
+            limits.used_pages,
+            limits.prompt_rows if steps == 1 else 0,
         )
 
     def add_written(self, rows: StepRows, ids: Array) -> None:
@@ -239,7 +248,8 @@ class RowChecks:
             is_apart = not used_pages.has_shared
             if used_pages.has_shared:
                 own_from = used_pages.own_from.take(requests, mode="clip")
-        row_limits = RowLimits(used_pages, limits, is_apart, own_from)
+        prompt_rows = _prompt_rows(requests)
+        row_limits = RowLimits(used_pages, limits, is_apart, own_from, prompt_rows)
         self._limits[num_rows] = key, row_limits
         return row_limits
 
@@ -285,6 +295,14 @@ class RowChecks:
         for row, of_row in enumerate(stops):
             of_rows[row, : len(of_row)] = sorted(of_row)
         return of_rows
+
+
+def _prompt_rows(requests: Array) -> int:
+    """Of the last rows, those in runs of LEAST_RUN or more rows of one request."""
+    begins = np.flatnonzero(np.diff(requests, prepend=-1))
+    lengths = np.diff(begins, append=len(requests))
+    short = np.flatnonzero(lengths < LEAST_RUN)
+    return int(lengths[short[-1] + 1 :].sum()) if len(short) else len(requests)
 
 
 def _first_of_each(outside: Array) -> tuple[Array, Array]:

@@ -208,7 +208,8 @@ class ModelSetup:
         policy = self.policy(workers)
         for step_dims in policy.every(self.most_positions, self.used_rows):
             most = most_steps(step_dims["rows"], self.steps_per_launch)
-            counts = step_counts(most)
+            has_blocks = step_dims.get("most_blocks", 0) > 0
+            counts = [1] if has_blocks else step_counts(most)
             for num_steps, has_samples in product(counts, range(2)):
                 more = {"steps": num_steps, "stops": MOST_STOPS, "samples": has_samples}
                 yield bind_dims(graph, arrays, {**step_dims, **more})

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from etc_dist.functions.attend import HEADS
-from etc_dist.functions.plan_shares import CUT, MOST_CUTS, STAGE
+from etc_dist.functions.attend_prompt import HEAD_DIMS, rows_of_block
+from etc_dist.functions.plan_shares import CUT, LEAST_RUN, MOST_CUTS, STAGE
 from etc_dist.functions.tile_shape import MOST_FEW_ROWS, TileShape, shapes_for
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import EXPERT_MATMULS, DecoderMixture
@@ -54,6 +55,13 @@ they save."""
 BUSY_SHARES = 64
 """Shares of all heads that read a cache at nearly the rate of all workers: rows are not
 divided further. The prototype measured 84 to 94 %, on an H200."""
+BLOCK_STAGES = 2
+"""Stages that a worker reads for rows of shares in the time that it takes for one of a
+block: few rows are faster in shares, which all workers divide. An estimate for an H200,
+by the bytes that both read from L2 and from shared memory."""
+SPARE_BLOCKS = 8
+"""Blocks of a step beyond those of one prompt: the last one of each other prompt may
+have few rows. A task of a block that does not exist costs little."""
 MOST_STEPS = 128
 """Steps of a launch, at most."""
 MEAN_ROWS = 3
@@ -141,7 +149,7 @@ class StepPolicy:
     in_order: bool = False
     tuning: Tuning = field(default_factory=default_tuning)
     ranks: int = 1
-    _dims_of_step: dict[tuple[int, int, int], dict[str, int]] = field(
+    _dims_of_step: dict[tuple[int, int, int, bool], dict[str, int]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _tiles: dict[tuple[int, int], dict[str, int]] = field(
@@ -149,15 +157,32 @@ class StepPolicy:
     )
 
     def dims(
-        self, rows: int, longest: int, outputs: int | None = None
+        self,
+        rows: int,
+        longest: int,
+        outputs: int | None = None,
+        *,
+        has_blocks: bool = False,
     ) -> dict[str, int]:
         """For `rows` rows, which attend to up to `longest` positions each. outputs: the
-        rows with logits; default: all."""
+        rows with logits; default: all. has_blocks: see `has_blocks`."""
         outputs = rows if outputs is None else outputs
-        key = rows, self.length(longest), outputs
+        key = rows, self.length(longest), outputs, has_blocks
         if key not in self._dims_of_step:
-            self._dims_of_step[key] = self._choose(rows, longest, outputs)
+            self._dims_of_step[key] = self._choose(rows, longest, outputs, has_blocks)
         return dict(self._dims_of_step[key])
+
+    def has_blocks(self, prompt_rows: int) -> bool:
+        """Whether rows of a step are attended in blocks, which is faster for many.
+        prompt_rows: of its last rows, those in runs of LEAST_RUN or more rows of one
+        request. In order there are none: which rows are in a block depends on the
+        batch."""
+        if self.in_order or self.config.head_dim not in HEAD_DIMS:
+            return False
+        least = LEAST_RUN
+        if self.workers is not None:
+            least = max(least, BLOCK_STAGES * self.workers // self._head_tiles)
+        return prompt_rows >= least
 
     def length(self, longest: int) -> int:
         """The bucket of `longest`: dims depend only on it and on the rows."""
@@ -180,7 +205,9 @@ class StepPolicy:
         tiling = Tiling(shape, 8 * num_groups, split, dims.get(f"{matmul}_parts", 1))
         return text_of(self.shapes_of(matmul), tiling)
 
-    def _choose(self, rows: int, longest: int, outputs: int) -> dict[str, int]:
+    def _choose(
+        self, rows: int, longest: int, outputs: int, has_blocks: bool
+    ) -> dict[str, int]:
         tiles_key = rows, outputs
         if tiles_key not in self._tiles:
             self._tiles[tiles_key] = self._choose_tiles(rows, outputs)
@@ -188,6 +215,7 @@ class StepPolicy:
             **self._tiles[tiles_key],
             **self._shares(rows, longest),
             "cuts": self._cuts(longest),
+            **self._blocks(rows if has_blocks else 0),
         }
 
     def _choose_tiles(self, rows: int, outputs: int) -> dict[str, int]:
@@ -210,10 +238,15 @@ class StepPolicy:
         useful |= {(CUT * STAGE << n) + 1 for n in range(MOST_CUTS.bit_length())}
         lengths = [1, *sorted(n for n in useful if n <= positions)]
         dims_of_steps = [
-            {"rows": rows, "outputs": outputs, **self.dims(rows, n, outputs)}
+            {
+                "rows": rows,
+                "outputs": outputs,
+                **self.dims(rows, n, outputs, has_blocks=has_blocks),
+            }
             for rows in row_counts(most_rows)
             for outputs in sorted({num_outputs(rows, 1), rows})
             for n in lengths
+            for has_blocks in {False, self.has_blocks(rows)}
         ]
         return list({tuple(dims.values()): dims for dims in dims_of_steps}.values())
 
@@ -226,7 +259,7 @@ class StepPolicy:
             {
                 "rows": rows,
                 "outputs": rows,
-                **self.dims(rows, positions),
+                **self.dims(rows, positions, has_blocks=self.has_blocks(rows)),
                 "steps": most_steps(rows, steps),
                 "samples": 1,
             }
@@ -375,14 +408,26 @@ class StepPolicy:
         enough for all rows, or else two."""
         if self.workers is None:
             return {"shares": 1, "shares_of_task": 1}
-        heads = self.config.kv_heads
-        heads *= -(-self.config.heads // heads // HEADS)
+        heads = self._head_tiles
         num_tasks = max(1, self.workers // heads)
         if rows * heads > self.workers:
             return {"shares": 2 * num_tasks, "shares_of_task": 2}
         num_shares = min(max(1, longest // SLICE_POSITIONS), MOST_SLICES)
         num_shares = min(num_shares, -(-BUSY_SHARES // (rows * heads)))
         return {"shares": min(num_tasks, rows * num_shares), "shares_of_task": 1}
+
+    @property
+    def _head_tiles(self) -> int:
+        """The tasks of attention for each share or block."""
+        heads = self.config.kv_heads
+        return heads * -(-self.config.heads // heads // HEADS)
+
+    def _blocks(self, rows: int) -> dict[str, int]:
+        """The most blocks of `rows` rows."""
+        if self.config.head_dim not in HEAD_DIMS:
+            return {}
+        height = rows_of_block(self.config.heads // self.config.kv_heads)
+        return {"most_blocks": -(-rows // height) + SPARE_BLOCKS if rows > 0 else 0}
 
     def _cuts(self, longest: int) -> int:
         """The slots of a row if it is cut: a power of two, so that there are few shapes

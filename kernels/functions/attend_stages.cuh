@@ -98,8 +98,8 @@ struct AttendSource {
   }
 };
 
-// The stages of a list that are still to be loaded.
-template <class Call>
+// The stages of a list that are still to be loaded. kKeeps: how L2 keeps them.
+template <class Call, CachePolicy kKeeps = kEvictFirst>
 struct AttendFeed {
   using Of = AttendCall<Call>;
   using Source = AttendSource<Call>;
@@ -142,9 +142,9 @@ struct AttendFeed {
     if (num_left == 0) return;
     each_run(source, [&](i32 n, u64 key, u32 size) ETC_INLINE {
       const u32 place = target.at + u32(n * kRun) * kRowBytes;
-      ptx::load_bytes(place, key, size, target.full, kEvictFirst);
+      ptx::load_bytes(place, key, size, target.full, kKeeps);
       ptx::load_bytes(
-          place + Of::kValues, key + source.pages.value_bytes, size, target.full, kEvictFirst);
+          place + Of::kValues, key + source.pages.value_bytes, size, target.full, kKeeps);
     });
     ++stage;
     if (--num_left > 0) find_stage(source);

@@ -6,7 +6,8 @@
 namespace etc {
 
 // Operands: those of PagedRows; extents [rows, 4], bounds [shares + 1, 4], combined [most, 3],
-// num_combined [1]. A row has a unit for its fixed time, and one for each stage.
+// num_combined [1]; with kBlockRows, blocks [1 + most, 2]. A row has a unit for its fixed time, and
+// one for each stage.
 template <class Task>
 struct plan_shares {
   using Rows = PagedRows<Task, 0>;
@@ -14,12 +15,13 @@ struct plan_shares {
 
   ETC_DEVICE static void run(const Task& task) {
     const Layout layout(task.scratch);
-    const i32 rows = last_axes<2>(task.template operand<Rows::kEnd>()).size[0];
+    i32 rows = last_axes<2>(task.template operand<Rows::kEnd>()).size[0];
     const i32 num_shares = last_axes<2>(task.template operand<Rows::kEnd + 1>()).size[0] - 1;
     mark_written(task, layout, rows);
     task.sync();  // all are marked
     find_extents(task, layout, rows);
     task.sync();  // the stages of rows are known
+    if constexpr (Task::kBlockRows > 0) rows = list_blocks(task, layout, rows);
     if (ptx::warp() == 0) add_stages(layout, rows);
     task.sync();  // so are those before them
     find_bounds(task, layout, rows, num_shares);
@@ -32,19 +34,26 @@ struct plan_shares {
 
   // In scratch memory: the stages of each row, then those before it; of each share, the row and the
   // unit of it where the share begins, and the same where shares begin with slices. Before: a bit for
-  // each page that a row writes to.
+  // each page that a row writes to. At last, a bit for each row that begins a run, and the number of
+  // rows of shares.
   struct Layout {
     i32 *stages, *before, *row, *unit, *rounded;
-    u32* written_pages;
+    u32 *written_pages, *begin_bits;
+    i32* num_rows;
     ETC_DEVICE explicit Layout(u32* scratch)
         : stages(reinterpret_cast<i32*>(scratch)),
           before(stages + Task::kMostRows),
           row(before + Task::kMostRows + 1),
           unit(row + Task::kMostShares + 1),
           rounded(unit + Task::kMostShares + 1),
-          written_pages(reinterpret_cast<u32*>(row)) {}
+          written_pages(reinterpret_cast<u32*>(row)),
+          begin_bits(reinterpret_cast<u32*>(rounded + Task::kMostShares + 1)),
+          num_rows(reinterpret_cast<i32*>(begin_bits + kBeginWords)) {}
   };
-  static_assert((2 * Task::kMostRows + 1 + 3 * (Task::kMostShares + 1)) * 4 <= Shared::kScratchBytes);
+  static constexpr i32 kBeginWords = Task::kMostRows / 32;
+  static_assert(
+      (2 * Task::kMostRows + 1 + 3 * (Task::kMostShares + 1) + kBeginWords + 1) * 4 <=
+      Shared::kScratchBytes);
   static_assert(Task::kMarks / 32 <= 3 * (Task::kMostShares + 1));
 
   ETC_DEVICE static void mark_written(const Task& task, const Layout& layout, i32 rows) {
@@ -86,6 +95,65 @@ struct plan_shares {
         ptx::store16(target, is_there ? extent : make_uint4(0, 0, 0, 0));
         layout.stages[r] = is_there ? (row.length + kStage - 1) / kStage - begin / kStage : 0;
       }
+    }
+  }
+
+  // Lists blocks of the last rows. Returns the number of the rows before.
+  ETC_DEVICE static i32 list_blocks(const Task& task, const Layout& layout, i32 rows) {
+    const auto blocks = last_axes<2>(task.template operand<Rows::kEnd + 4>());
+    if (blocks.size[0] == 1) {
+      if (task.thread == 0) ptx::store8(u64(blocks.at()), 0, 0);
+      return rows;
+    }
+#pragma unroll 1
+    for (i32 n = task.thread; n < kBeginWords; n += kThreads) layout.begin_bits[n] = 0;
+    task.sync();  // no row begins a run
+    const u64 extents = u64(last_axes<2>(task.template operand<Rows::kEnd>()).at());
+#pragma unroll 1
+    for (i32 r = task.thread; r < rows; r += kThreads) {
+      const uint4 extent = ptx::load16_l2(extents + u64(r) * 16);
+      const uint4 before = ptx::load16_l2(extents + u64(maximum(r - 1, 0)) * 16);
+      bool is_next = extent.y == 0 && before.y == 0;
+      is_next = is_next || (before.y > 0 && extent.y == before.y + 1 && extent.w == before.w);
+      if (r == 0 || !is_next) atomicOr(&layout.begin_bits[r / 32], 1u << r % 32);
+    }
+    task.sync();  // all runs are known
+    if (ptx::warp() == 0) list_runs(layout, blocks, rows);
+    task.sync();  // so are all blocks
+    return *layout.num_rows;
+  }
+  // By one warp.
+  template <class Blocks>
+  ETC_DEVICE static void list_runs(const Layout& layout, const Blocks& blocks, i32 rows) {
+    constexpr i32 kBlockRows = Task::kBlockRows;
+    const i32 most = blocks.size[0] - 1, lane = i32(ptx::lane());
+    i32 num_rows = rows, count = 0;
+#pragma unroll 1
+    while (num_rows > 0) {
+      i32 word = (num_rows - 1) / 32;
+      u32 bits = layout.begin_bits[word] & ~0u >> (31 - (num_rows - 1) % 32);
+      while (bits == 0) bits = layout.begin_bits[--word];
+      const i32 first = word * 32 + 31 - __clz(i32(bits)), size = num_rows - first;
+      const i32 num_blocks = (size + kBlockRows - 1) / kBlockRows;
+      const bool is_there = layout.stages[first] > 0;
+      const bool is_last = is_there ? size >= Task::kLeastRun : num_rows == rows;
+      if (!is_last || count + num_blocks > most) break;
+#pragma unroll 1
+      for (i32 n = lane; n < num_blocks; n += 32) {
+        const i32 begin = n * kBlockRows;
+        ptx::store8(
+            u64(blocks.at(1 + count + n)), u32(first + begin),
+            u32(minimum(kBlockRows, size - begin)));
+      }
+      count += num_blocks, num_rows = first;
+    }
+#pragma unroll 1
+    for (i32 n = count + lane; n < most; n += 32) ptx::store8(u64(blocks.at(1 + n)), 0, 0);
+    __syncwarp();  // the stages have been read
+    if (lane == 0) {
+      ptx::store8(u64(blocks.at()), u32(count), 0);
+      *layout.num_rows = num_rows;
+      if (num_rows == 0) layout.stages[0] = layout.before[0] = 0;  // for the bounds of shares
     }
   }
 

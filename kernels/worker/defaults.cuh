@@ -48,6 +48,7 @@ struct VariantDefaults {
   static constexpr int kHasCorrection = 0;
   static constexpr int kHasPosition = 0;
   static constexpr int kHasBias = 0;
+  static constexpr int kBlockRows = 0;
   static constexpr int kHasSpan = 0;
   static constexpr int kHasSinks = 0;
   static constexpr float kScoreCap = 0.0f;

@@ -15,6 +15,7 @@ from etc_dist.errors import CodegenError
 from etc_dist.functions.add_experts_norm import add_experts_norm
 from etc_dist.functions.append_kv import PagedCache, append_kv
 from etc_dist.functions.attend import attend
+from etc_dist.functions.attend_prompt import attend_prompt
 from etc_dist.functions.best_column import best_column, best_on_rank
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.combine_rows import combine_rows
@@ -146,6 +147,11 @@ ALIKE = {
         "m,256 64 t,64 t,k t,2,1,16,64 m,4 k,4 c,4,64 c,4,2 c,256",
         {},
     ),
+    "prompt": (
+        attend_prompt(PAGED),
+        "m,256 64 t,64 t,k t,2,1,16,64 m,4 m,256",
+        {"m": 128},
+    ),
     "shares": (plan_shares(PAGED), "t,64 m m t,k m,4 c,4 k,3 1", {"m": 512, "c": 9}),
 }
 NUMBERS = {
@@ -219,7 +225,8 @@ def test_sizes_that_a_function_has_as_constants_must_be_complete(name):
         wrong = shapes[: match.start()] + fewer + shapes[match.end() :]
         (error,) = tile_errors(of_sizes(name, wrong))
         assert "does not fit the tile of" in error.what
-        assert re.search(f": size {fewer}|where 64 .* is {64 * int(fewer)}", error.got)
+        places = f": size {fewer}|another columns is {fewer}"
+        assert re.search(f"{places}|where 64 .* is {64 * int(fewer)}", error.got)
 
 
 def picks(experts: str) -> GraphFunction:

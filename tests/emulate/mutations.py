@@ -276,8 +276,7 @@ BROKEN = {
     "functions/attend": {
         "attention": {
             "ptx::named_barrier<128>(2 + wg);  // the list's query is complete": "",
-            "(!Call::kHasSpan || position >= begin)": "true",
-            "capped((a[0][i] + a[1][i]) * Call::kScale)": (
+            "Query::capped((a[0][i] + a[1][i]) * Call::kScale)": (
                 "(a[0][i] + a[1][i]) * Call::kScale"
             ),
         },
@@ -295,6 +294,24 @@ BROKEN = {
                 "if (!is_ready) has_failed = false;"
             ),
         },
+    },
+    "functions/attend_prompt": {
+        "prompts": {
+            "__syncwarp();  // the chunks in registers are complete": "",
+            "__syncwarp();  // they have been read": "",
+            "__syncwarp();  // the others are complete": "",
+            "!stages.wait_full(run)": "false",
+            "value & Query::mask(first, begin, end)": "value",
+            "end >= kAtOnce": "true",
+            "start >= inner.begin": "true",
+            "start + kAtOnce <= inner.end": "true",
+            "source.row(source.rows - 1)": "row",
+            "own_pair(n)": "own_pair(0)",
+            "factor[i / 2]": "factor[i % 2]",
+        },
+    },
+    "functions/attend_query": {
+        "attention": {"(!Call::kHasSpan || position >= begin)": "true"}
     },
     "functions/rotary": {"attention": {"value += kGainOffset;": ""}},
     "functions/paged_rows": {"attention": {"maximum(0, length - window)": "0"}},
@@ -329,6 +346,12 @@ BROKEN = {
             "task.sync();  // no page is marked": "",
             "task.sync();  // all are marked": "",
             "~ptx::warp_max(~u32(num_stored))": "u32(num_stored)",
+        },
+        "prompts": {
+            "task.sync();  // no row begins a run": "",
+            "task.sync();  // all runs are known": "",
+            "task.sync();  // so are all blocks": "",
+            "extent.w == before.w": "true",
         },
     },
     "worker/worker": {

@@ -47,6 +47,7 @@ from tests.graphs.tokens import next_tokens
 from tests.layers.reference import draw
 
 PAGED = PagedCache(64, 16, norm_eps=EPS)
+OF_PROMPTS = replace(PAGED, head_dim=128, has_span=True)
 SINKS = PagedCache(64, 16, has_sinks=True)
 
 
@@ -101,6 +102,19 @@ def divided_rows() -> Any:
     rng, rows = np.random.default_rng(7), [[1900], [15, 16], [130], [511], [63]]
     arrays = draw_step(rng, PAGED, 3, 1, rows)
     return arrays, dims_of(arrays, 8, 2)
+
+
+def some_prompts() -> Any:
+    """Prompts, of which a request continues at the position after that of another one,
+    beside rows of shares."""
+    rows = [[300], [40], range(200, 270), range(270, 300)]
+    arrays = draw_step(np.random.default_rng(7), OF_PROMPTS, 3, 1, rows, in_order=True)
+    return arrays, dims_of(arrays, 2, blocks=4)
+
+
+def check_prompts(program: Emulator, arrays: Any, dims: dict[str, int]) -> None:
+    [outputs] = program.run([arrays], dims)
+    check_step(outputs, arrays, OF_PROMPTS, 3)
 
 
 def many_shares() -> Any:
@@ -276,6 +290,7 @@ MUTATED = {
     ),
     "shares": Case(partial(attention, 1, paged=PAGED, group=3), divided_rows),
     "sinks": Case(partial(attention, 1, paged=SINKS, group=3), some_sinks),
+    "prompts": Case(partial(attention, 1, paged=OF_PROMPTS, group=3), some_prompts),
     "many shares": Case(partial(attention, 1, paged=PAGED, group=3), many_shares),
     "octaves": Case(partial(scaled_graph, BLOCKS, "bfloat16", 1, 1), rows_of_octaves),
     "spoiled": Case(partial(next_tokens, 1, dtype="float32"), spoiled_rows),
@@ -288,6 +303,7 @@ CHECKS = {
     "marked": check_equal,
     **{name: partial(check_some_choices, *options) for name, options in CHOSEN.items()},
     "shares": check_rows,
+    "prompts": check_prompts,
     "many shares": check_rows,
     "sinks": check_sinks,
     "octaves": check_equal,

@@ -27,11 +27,12 @@ from tests.graphs.calls import one_call
 
 PAGED = PagedCache(64, 16, has_span=True)
 WINDOWS = [EVERY_POSITION, 1000]
-NAMES = "extents", "bounds", "combined", "num_combined"
+BLOCK_ROWS = 20
+NAMES = "extents", "bounds", "combined", "num_combined", "blocks"
 EVERY, BOUNDS = "span(0, minimum(512, rows))", "span(0, minimum(1024, shares) + 1)"
 PLANNED = one_call(
     1,
-    plan_shares(PAGED),
+    plan_shares(PAGED, BLOCK_ROWS),
     [
         "window 2 int32",
         "cos_sin positions 64 float32",
@@ -44,8 +45,9 @@ PLANNED = one_call(
         f"bounds[{BOUNDS}, :]",
         "combined most 3 int32",
         "num_combined 1 int32",
+        "blocks entries 2 int32",
     ],
-    dims="rows positions requests most_pages pages shares most lists cuts",
+    dims="rows positions requests most_pages pages shares most lists cuts entries",
     parts=f"output bounds [shares + 1, {BOUND}] int32",
 )
 
@@ -63,6 +65,7 @@ def given_for(lengths, window, shares, lists, cuts):
     }
     dims = {"shares": shares, "lists": lists, "cuts": cuts, "pages": 1}
     dims |= {"most": max(shares, num_rows), "rows": num_rows, "requests": num_rows}
+    dims |= {"entries": 1}
     return arrays, dims | {"positions": most_pages * 16, "most_pages": most_pages}
 
 
@@ -176,6 +179,54 @@ def test_both_bodies_plan_alike(rows, shares, lists, in_order, rng, emulator):
         expected, outputs = both(emulator, arrays, dims)
         for name in NAMES:
             np.testing.assert_array_equal(outputs[name], expected[name], name)
+
+
+def step_of(runs):
+    """Requests and positions of rows: of each run the request, the first position and
+    the number of rows."""
+    return np.concatenate(
+        [[[request] * n, range(first, first + n)] for request, first, n in runs], axis=1
+    ).astype(np.int32)
+
+
+RUNS = [(0, 700, 1), (1, 3, 15), (2, 9, 47), (2, 400, 16), (3, 416, 63)]
+NO_ROWS = (0, -1, 1)
+"""A row without a request."""
+ALL_BLOCKS = [
+    *((79, 20), (99, 20), (119, 20), (139, 3)),
+    *((63, 16), (16, 20), (36, 20), (56, 7)),
+]
+
+
+@pytest.mark.parametrize(
+    ("runs", "most", "blocks", "num_rows"),
+    [
+        (RUNS, 8, ALL_BLOCKS, 16),
+        (RUNS, 7, ALL_BLOCKS[:5], 63),
+        (RUNS, 3, [], 142),
+        ([*RUNS, (4, 5, 15)], 9, [], 157),
+        ([*RUNS[1:], (4, 600, 16), NO_ROWS, NO_ROWS], 2, [(157, 2), (141, 16)], 141),
+        ([(0, 0, 16), NO_ROWS, (1, 0, 16)], 4, [(17, 16)], 17),
+        ([(0, 0, 40)], 2, [(0, 20), (20, 20)], 0),
+    ],
+)
+@pytest.mark.parametrize("in_order", [False, True])
+def test_the_last_rows_are_blocks_of_runs(
+    runs, most, blocks, num_rows, in_order, emulator
+):
+    request, position = step_of(runs)
+    cuts = cuts_of(position + 1, in_order)
+    arrays, dims = given_for(position + 1, 200, 6, 2, cuts)
+    arrays["request"] = request
+    dims["entries"] = 1 + most
+    expected, outputs = both(emulator, arrays, dims)
+    for name in NAMES:
+        np.testing.assert_array_equal(outputs[name], expected[name], name)
+    entries = np.array([(len(blocks), 0), *blocks])
+    np.testing.assert_array_equal(expected["blocks"][: len(entries)], entries)
+    assert not expected["blocks"][len(entries) :].any()
+    assert {*expected["bounds"][-1:, 0]} == {num_rows}
+    assert expected["bounds"][:, 0].max() == num_rows
 
 
 def test_the_cuda_body_compiles_without_spills():

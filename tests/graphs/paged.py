@@ -10,6 +10,12 @@ import numpy as np
 
 from etc_dist.functions.append_kv import PagedCache, append_kv
 from etc_dist.functions.attend import HEADS, attend, written
+from etc_dist.functions.attend_prompt import (
+    HEAD_DIMS,
+    attend_prompt,
+    heads_of_block,
+    rows_of_block,
+)
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.plan_shares import (
     BOUND,
@@ -39,6 +45,8 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
         "positions requests most_pages pages"
     )
     shares, of_task, cuts = g.dims("shares shares_of_task cuts")
+    most_blocks = g.dims("most_blocks")
+    has_blocks = paged.head_dim in HEAD_DIMS
     dim, dtype = paged.head_dim, paged.dtype
     heads = group * kv_heads
     qkv = g.input("qkv", (rows, width), dtype)
@@ -56,6 +64,7 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
     most = g.let("most_combined", select(cuts < 1, shares, rows))
     combined = g.local("combined", (most, 3), "int32")
     num_combined = g.local("num_combined", (1,), "int32")
+    blocks = g.local("blocks", (1 + most_blocks, 2), "int32")
     slots = g.let("slots", select(cuts < 1, 2 * shares, rows * cuts))
     sums = g.local("sums", (slots, heads, dim), "float32")
     stats = g.local("stats", (slots, heads, 2), "float32")
@@ -81,13 +90,16 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
     every = span(0, minimum(MOST_ROWS, rows))
     bound = span(0, minimum(MOST_SHARES, shares) + 1)
     g.call(
-        plan_shares(paged),
+        plan_shares(paged, rows_of_block(group) * has_blocks),
         g.grid(one=1),
         reads=[
             *([spans[layer, :]] if paged.has_span else []),
             *(cos_sin[:, :], request[every], position[every], table[:, :]),
         ],
-        writes=[extents[every, :], bounds[bound, :], combined[:, :], num_combined[:]],
+        writes=[
+            *(extents[every, :], bounds[bound, :], combined[:, :], num_combined[:]),
+            *[blocks[:, :]] * has_blocks,
+        ],
         notifies=[plan_event[0]],
         values={"lists": of_task},
     )
@@ -131,6 +143,31 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
         notifies=[attended[0].when(num_combined.load(0))],
         even=True,
     )
+    if has_blocks:
+        width = heads_of_block(group)
+        num_tiles = -(-group // width)
+        b, i = grid = g.grid(
+            b=up_to(most_blocks, blocks.load(0, 0)), i=kv_heads * num_tiles
+        )
+        h, first_head = i // num_tiles, i % num_tiles * width
+        first, count = h * group + first_head, minimum(width, group - first_head)
+        num_rows = minimum(rows_of_block(group), blocks.load(b + 1, 1))
+        of_block = span(blocks.load(b + 1, 0), num_rows)
+        g.call(
+            attend_prompt(paged),
+            grid,
+            reads=[
+                qkv[of_block, span(first * dim, count * dim)],
+                *bias(span(first * dim, count * dim)),
+                *(*gain(0), *sinks_of(span(first, count))),
+                *(cos_sin[:, :], table[:, :]),
+                cache[layer, :, :, h, :, :],
+                extents[of_block, :],
+            ],
+            writes=[y[of_block, span(first * dim, count * dim)]],
+            waits=[plan_event[0], appended[h]],
+            even=True,
+        )
     n, h = grid = g.grid(n=up_to(most, num_combined.load(0)), h=kv_heads)
     row, slot, count = (combined.load(n, k) for k in range(3))
     slot_heads, of_group = span(slot, count), tile(h, group)
@@ -153,9 +190,10 @@ def draw_step(
     group: int,
     kv_heads: int,
     rows: Sequence[Sequence[int]],
+    in_order: bool = False,
 ) -> dict[str, Array]:
     """The inputs of a step. rows: of each request, the positions of its rows. Pages are
-    in any order; what no position uses is NaN."""
+    in any order, as are rows, unless in_order; what no position uses is NaN."""
     dim, page = paged.head_dim, paged.page_size
     most_pages = 1 + max((max(p) // page for p in rows if len(p)), default=0)
     pages = len(rows) * most_pages + 1
@@ -169,7 +207,8 @@ def draw_step(
         is_used[table[request_idx, at // page], at % page] = True
     cache.transpose(1, 4, 0, 2, 3, 5)[~is_used] = np.nan
     order = [(r, p) for r, positions in enumerate(rows) for p in positions]
-    request_idx, position = rng.permutation(np.array(order, np.int32)).T
+    places = np.array(order, np.int32)
+    request_idx, position = (places if in_order else rng.permutation(places)).T
     width = (group + 2) * kv_heads * dim
     sinks = 2 * rng.standard_normal((2, group * kv_heads)).astype(np.float32)
     return ({"sinks": sinks} if paged.has_sinks else {}) | {
@@ -195,9 +234,13 @@ def draw_step(
 
 
 def dims_of(
-    arrays: dict[str, Array], shares: int, of_task: int = 1, in_order: bool = False
+    arrays: dict[str, Array],
+    shares: int,
+    of_task: int = 1,
+    in_order: bool = False,
+    blocks: int = 0,
 ) -> dict[str, int]:
-    """in_order: rows are cut."""
+    """in_order: rows are cut. blocks: of rows, at most."""
     most = -(-(int(arrays["position"].max()) + 1) // STAGE)
     rows, width = arrays["qkv"].shape
     requests, most_pages = arrays["table"].shape
@@ -212,6 +255,7 @@ def dims_of(
         "shares": shares,
         "shares_of_task": of_task,
         "cuts": -(-most // CUT) if in_order else 0,
+        "most_blocks": blocks,
     }
 
 

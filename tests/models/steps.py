@@ -10,7 +10,8 @@ import numpy as np
 
 from etc_dist import Program
 from etc_dist.functions.append_kv import PagedCache
-from etc_dist.functions.plan_shares import BOUND, EXTENT, plan_shares
+from etc_dist.functions.attend_prompt import PAIRS
+from etc_dist.functions.plan_shares import BOUND, EXTENT, LEAST_RUN, plan_shares
 from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
@@ -49,9 +50,13 @@ def row_arrays(
     }
 
 
-def share_dims(tasks: int, cuts: int = 0, lists: int = 2) -> dict[str, int]:
-    """Of the attention of a decoder: the tasks of a KV head, and the lists of each."""
-    return {"shares": lists * tasks, "shares_of_task": lists, "cuts": cuts}
+def share_dims(
+    tasks: int, cuts: int = 0, lists: int = 2, blocks: int = 0
+) -> dict[str, int]:
+    """Of the attention of a decoder: the tasks of a KV head, the lists of each, and the
+    most blocks of rows."""
+    dims = {"shares": lists * tasks, "shares_of_task": lists, "cuts": cuts}
+    return dims | {"most_blocks": blocks}
 
 
 def tile_dims(
@@ -77,10 +82,14 @@ def plan_data(
     dims: Mapping[str, int], ranks: int = 1, length: int = 3000
 ) -> dict[str, Any]:
     """What the attention of a run loads whose first row has this length, and each
-    other one half of that before: some are divided."""
+    other one half of that before: some are divided. With blocks, the last rows are
+    those of two prompts."""
     rows, steps, shares = (dims[name] for name in ("rows", "steps", "shares"))
     lengths = np.maximum(length >> np.arange(rows), 1)
-    page = 16
+    request, page = np.arange(rows), 16
+    if dims["most_blocks"] > 0:
+        lengths[-2 * LEAST_RUN :] = [*range(1, 1 + LEAST_RUN)] * 2
+        request[-2 * LEAST_RUN :] = np.repeat([0, 1], LEAST_RUN)
     table = np.zeros((rows, -(-length // page)), np.int32)
     plan = [
         np.zeros(shape, np.int32)
@@ -89,14 +98,15 @@ def plan_data(
             (shares + 1, BOUND),
             (max(shares, rows), 3),
             (1,),
+            (1 + dims["most_blocks"], 2),
         )
     ]
     numbers = {"pages": 1, "lists": dims["shares_of_task"], "cuts": dims["cuts"]}
-    cos_sin, request = np.zeros((length, 64)), np.arange(rows)
-    body = plan_shares(PagedCache(64, page)).body
+    cos_sin = np.zeros((length, 64))
+    body = plan_shares(PagedCache(64, page), PAIRS).body
     body(cos_sin, request, lengths - 1, table, *plan, **numbers)
     plan[2] = plan[2][: shares if dims["cuts"] == 0 else rows]
-    names = "extents", "bounds", "combined", "num_combined"
+    names = "extents", "bounds", "combined", "num_combined", "blocks"
     return {
         name: ranks * [np.stack(steps * [array[None]])]
         for name, array in zip(names, plan, strict=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from etc_dist.functions.plan_shares import LEAST_RUN
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.sizes import DecoderSizes
 from tests.models.steps import SHAPES, in_parts, plan_data, share_dims
@@ -25,20 +26,27 @@ STEPPED.remove("plan_shares")  # its worker has embedded a row of the step
 DATA = plan_data(DIMS)
 WAITS = Proved(GRAPH, DIMS).waits
 COVERED = "plan_shares", "append_kv", "combine_slices", "add_mlp_norm", "add_norm"
+COVERED += ("attend_prompt",)
 for _name in COVERED:
     WAITS.remove((_name, 0))  # their few workers have run tasks that wait for the same
 ALL = {n > 0: Proved(GRAPH, DIMS | {"samples": n}, DATA) for n in range(2)}
+NUM_ROWS = 3 + 2 * LEAST_RUN
+OF_PROMPTS = DIMS | {"rows": NUM_ROWS, "outputs": NUM_ROWS, "most_blocks": 3}
+BLOCKS = Proved(GRAPH, OF_PROMPTS, plan_data(OF_PROMPTS))
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
 
 def of_steps(name: str) -> Proved:
     """At the dims of steps that have tasks of a call."""
+    if name == "attend_prompt":
+        return BLOCKS
     return ALL[name in ("least_kept", "sample_column")]
 
 
 @BOTH
 def test_a_decoder_is_proved(schedule):
     ALL[False].check(schedule)
+    BLOCKS.check(schedule)
 
 
 @BOTH
@@ -53,8 +61,8 @@ def test_each_wait_is_needed(wait, schedule):
 @BOTH
 @pytest.mark.parametrize("name", LOOPED)
 def test_a_wait_for_the_turn_before_is_refused_with_its_turn(name, schedule):
-    fault = ALL[False].before(schedule, name, -1, 1, TURN)
-    event = ALL[False].call(name).waits[-1].events.name
+    fault = of_steps(name).before(schedule, name, -1, 1, TURN)
+    event = of_steps(name).call(name).waits[-1].events.name
     assert f"{event}[0, {TURN}" in fault or f"{name}[" in fault
     assert f"[step=0, layer={TURN}" in fault
 

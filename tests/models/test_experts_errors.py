@@ -139,6 +139,7 @@ def test_a_program_that_begins_no_task_early_waits_twice_where_it_loads_counts()
     twice = [call for call in graph.calls if len(call.waits) > 1]
     names = [
         "attend",
+        "attend_prompt",
         "combine_slices",
         "o_matmul",
         "expert_up_matmul",

@@ -63,6 +63,50 @@ def test_a_prompt_is_read_in_few_steps_with_the_same_result(
     assert texts[0] == texts[1]
 
 
+@ONE_RANK
+def test_rows_of_prompts_are_attended_in_blocks_with_the_same_result(
+    tmp_path, rng, one_rank
+):
+    """Beside a request that is decoded. In order there are no blocks."""
+    folder = make_model(tmp_path, rng)
+    prompts = [rng.integers(504, size=n).tolist() for n in (30, 150, 200)]
+    options = {"batch": 3, "positions": 320, "page_size": 16, "world": one_rank}
+    logits, texts = [], []
+    for deterministic in ("run", "batch"):
+        model = load(folder, deterministic=deterministic, **options)
+        with model, Batch(model) as batch:
+            requests = [batch.add(prompts[0], max_new_tokens=4)]
+            batch.step()
+            requests += [batch.add(p, max_new_tokens=3) for p in prompts[1:]]
+            batch.step()
+            has_blocks = any(key[3] for key in model._bound)
+            assert has_blocks == (deterministic == "run")
+            logits.append(host(model.logits)[[request.row for request in requests]])
+            while not batch.is_done:
+                batch.step()
+            texts.append([request.new_tokens for request in requests])
+    np.testing.assert_allclose(*(a.astype(np.float32) for a in logits), 0.05, 0.05)
+    assert texts[0] == texts[1]
+
+
+@ONE_RANK
+def test_the_rows_of_prompts_are_the_last_ones(tmp_path, rng, one_rank, monkeypatch):
+    folder, of_steps = make_model(tmp_path, rng), []
+    check = RowChecks.check
+
+    def recording_check(*rows, **options):
+        of_steps.append(rows[2])
+        return check(*rows, **options)
+
+    monkeypatch.setattr(RowChecks, "check", recording_check)
+    options = {"positions": 64, "batch": 2, "most_rows": 32, "world": one_rank}
+    with load(folder, **options) as model, Batch(model) as batch:
+        for count in (20, 40):
+            batch.add([*range(count)], max_new_tokens=1)
+        batch.step()
+    assert of_steps == [[0] + 12 * [1] + 19 * [0]]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("settings", [test_experts.QWEN], ids=["experts"])
 def test_the_cuda_bodies_give_the_bits_of_steps_with_few_rows(settings, tmp_path, rng):

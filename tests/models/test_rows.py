@@ -139,6 +139,22 @@ def test_what_is_known_of_requests_ends_with_their_table():
         assert "below 16, on pages" in outcome(checks, *rows, short)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "count"),
+    [([16], 16), ([15], 0), ([1, 1, 16, 30], 46), ([40, 1], 0), ([40, 3, 16], 16)],
+)
+def test_rows_of_prompts_are_the_last_long_runs(lengths, count):
+    pages = PageTable(4, 4, 16, 16)
+    requests = np.repeat(np.arange(len(lengths)), lengths)
+    positions = np.concatenate([np.arange(n) for n in lengths])
+    checks = RowChecks(520, 64, 64, pages)
+    table = np.arange(16).reshape(4, 4)
+    rows = checks.check(0 * requests, requests, positions, table)
+    assert rows.prompt_rows == count
+    rows = checks.check(0 * requests, requests, positions, table, steps=2)
+    assert rows.prompt_rows == 0
+
+
 @pytest.mark.parametrize("ends", [[-(2**40)], np.array([-(2**40)])])
 def test_an_end_has_no_lower_limit(ends):
     assert checked([1], [0], [5], ends=ends).numbers.tolist() == [[1], [5], [0], [0]]

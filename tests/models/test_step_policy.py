@@ -99,3 +99,31 @@ def test_shares_occupy_the_workers(
         dims = policy.dims(rows, longest)
         assert (dims["shares"], dims["shares_of_task"]) == shares
         assert dims["cuts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "workers", "least"),
+    [
+        ({}, None, 16),
+        ({"heads": 64, "kv_heads": 8}, 132, 33),
+        ({"heads": 96, "kv_heads": 8}, 132, 16),  # two tasks of a KV head
+        ({"heads": 16, "kv_heads": 2}, 132, 132),
+        ({"head_dim": 256}, 132, None),
+    ],
+)
+def test_rows_are_in_blocks_where_shares_would_be_long(
+    tmp_path, rng, changes, workers, least
+):
+    config = replace(read_config(make_model(tmp_path, rng)), **changes)
+    policy = StepPolicy(config, workers)
+    uses = [n for n in range(513) if policy.has_blocks(n)]
+    assert uses == ([] if least is None else [*range(least, 513)])
+    assert not replace(policy, in_order=True).has_blocks(512)
+    all_dims = policy.every(500)
+    for rows in uses:
+        if rows in ROWS:
+            dims = {"rows": rows, "outputs": rows}
+            dims |= policy.dims(rows, 500, has_blocks=True)
+            assert dims in all_dims and dims["most_blocks"] > rows // 128
+    names = {name for dims in all_dims for name in dims}
+    assert ("most_blocks" in names) == (least is not None)
