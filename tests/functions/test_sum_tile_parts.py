@@ -148,6 +148,7 @@ def test_sums_that_wait_for_no_part_are_reported():
         Emulator(graph, workers=3).run(inputs, dims)
 
 
+@pytest.mark.exhaustive  # .ci/run builds such a program
 def test_gated_tiles_of_most_registers_may_have_parts():
     largest = TileShape(256, 128, swapped=True), TileShape(128, 256)
     check_compiled(graph_of("gated", shapes=largest))
