@@ -132,11 +132,16 @@ class Verdict:
 
 
 def plan(
-    gpus: int, shared_ranks: Iterable[int] = SHARED_RANKS, sharing: str = "--share-gpu"
+    gpus: int,
+    shared_ranks: Iterable[int] = SHARED_RANKS,
+    sharing: str = "--share-gpu",
+    workers: int | None = None,
 ) -> list[Run]:
-    """The runs for a machine with this many GPUs."""
+    """The runs for a machine with this many GPUs. workers: that share the tests of one
+    process, without a GPU."""
     # One more than the cores, which idles while others wait for ranks or compilers.
-    workers = 1 if gpus else min((os.cpu_count() or 1) + 1, MOST_WORKERS)
+    workers = workers or (os.cpu_count() or 1) + 1
+    workers = 1 if gpus else min(workers, MOST_WORKERS)
     runs = [Run("one process", workers=workers)]
     least = 1 if workers == 1 else 2
     runs += [Run(f"{rank_word(n)}, cpu", n, "cpu") for n in CPU_RANKS if n >= least]
@@ -346,6 +351,12 @@ def main() -> int:
         help="shared ranks run at the same time, by an MPS server for each run",
     )
     parser.add_argument(
+        "--workers",
+        type=int,
+        help="processes that share the tests of one (default: one more than the cores, "
+        f"at most {MOST_WORKERS})",
+    )
+    parser.add_argument(
         "--all", action="store_true", help="run the tests marked exhaustive, too"
     )
     options, arguments = parser.parse_known_args()
@@ -354,7 +365,7 @@ def main() -> int:
     gpus = count_gpus()
     if not gpus:
         print("no NVIDIA GPU here: tests marked gpu are left out")
-    runs = plan(gpus, options.shared_ranks, options.mps)
+    runs = plan(gpus, options.shared_ranks, options.mps, options.workers)
     stall = STALL_OF_ALL if options.all else STALL
     results = execute_all(runs, arguments, stall, whole)
     verdict = judge(results, gpus, needs_exhaustive=options.all and whole)

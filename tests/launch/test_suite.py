@@ -114,6 +114,7 @@ def test_processes_share_tests_of_up_to_one_rank_where_no_gpu_is(monkeypatch):
     shared, *_ = suite.plan(0)
     command = " ".join(shared.command([]))
     assert " -n 4 " in command and command.endswith(" --with-mpi")
+    assert " -n 2 " in " ".join(suite.plan(0, workers=2)[0].command([]))
     alone, one_rank, *_ = suite.plan(2)
     assert "-n" not in alone.command([])
     assert alone.command([])[-2:] == ["-m", "not mpi"]
