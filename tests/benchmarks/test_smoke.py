@@ -104,8 +104,11 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
             "decode --models small-experts --per-launch 2 --sample",
             marks=[TWO, pytest.mark.exhaustive],
         ),
-        pytest.param(2, "decode --models small-biases --batches 2", marks=TWO),
-        pytest.param(2, "decode --models small-tied --batches 2", marks=TWO),
+        pytest.param(
+            2,
+            "decode --models small-biases,small-tied --batches 2",
+            marks=[TWO, pytest.mark.exhaustive],
+        ),
         pytest.param(2, "decode --models small-dense --batches 2", marks=TWO),
         pytest.param(1, "first_token", marks=[ONE, pytest.mark.exhaustive]),
     ],

@@ -79,7 +79,8 @@ def test_the_cuda_bodies_agree(case, in_order, rng, kernels):
     check(outputs, arrays, *case[:2])
 
 
-@pytest.mark.parametrize("case", some_of(CASES, 6), ids=str)
+# .ci/run builds some with smaller heads.
+@pytest.mark.parametrize("case", some_of(CASES[::-1], len(CASES)), ids=str)
 def test_the_cuda_bodies_compile_without_spills(case):
     paged, group, *_ = case
     check_compiled(attention(1, paged=paged, group=group))
