@@ -80,8 +80,10 @@ def read_prompt(model: Model, prompt: Ids) -> tuple[int, list[Any]]:
         some = rows[first : first + model.most_rows]
         num_last = int(some[-1] == rows[-1])
         some = np.roll(some, num_last)
-        numbers = prompt[some], 0 * some, some, model.pages.table
-        (next_ids,) = model.steps(*numbers, count=1, outputs=1)
+        table = model.pages.table
+        (next_ids,) = model.steps(
+            prompt[some], 0 * some, some, table, count=1, outputs=1
+        )
         if (mixture := model.config.mixture) is not None:
             of_rows = model._experts(padded(len(some)), mixture)
             experts.append(of_rows[:, np.argsort(some)])

@@ -34,7 +34,7 @@ LEAST_RUN = 16
 fewer rows, and shares divide their positions over all workers."""
 CUTS = {"kCut": CUT, "kMostCuts": MOST_CUTS}
 """Constants of CUDA bodies."""
-MOST_ROWS, MOST_SHARES = 512, 1024
+MOST_ROWS, MOST_SHARES = 2048, 1024
 MARKS = 2**16
 """Written pages are found by their numbers modulo MARKS: others may seem to be, too."""
 EXTENT, BOUND = 4, 4

@@ -201,11 +201,11 @@ class Batch:
         ends: list[int] = []
         of_rows: list[Request] = []
         # Last come the rows whose next ids are known, or are not needed yet.
-        known: list[tuple[Request, range]] = []
+        later_spans: list[tuple[Request, range]] = []
         for request, count, drafts in parts:
             first = min(request.cached + count, len(request.tokens) - 1)
             if first > request.cached:
-                known.append((request, range(request.cached, first)))
+                later_spans.append((request, range(request.cached, first)))
             if first < request.cached + count:
                 end = first + 1 + len(drafts)
                 ids += [request.tokens[first], *drafts]
@@ -216,7 +216,7 @@ class Batch:
                 of_rows += [request] * (end - first)
         sampling = [request.sampling for request in of_rows]
         num_needed = len(ids)
-        for request, span in known:
+        for request, span in later_spans:
             ids += request.tokens[span.start : span.stop]
             numbers += [request.number] * len(span)
             positions += span

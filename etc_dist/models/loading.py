@@ -88,7 +88,7 @@ def load(
     bits in each batch. experts: of a mixture: "tensor" (default): each rank has a part
     of the inner width of every expert; "parallel": E / W of the E experts, whole, on
     each of W ranks. most_rows: positions that a step computes, of prompts and decoded
-    requests together, at least `batch` and at most 512 (default); with fewer, requests
+    requests together, at least `batch` and at most 2048 (default); with fewer, requests
     wait less for others' prompts, which take longer, and less memory is used.
     speculate: drafts of a request's next tokens, found earlier in its
     text, that a step checks; at most 32, only with one step in a launch; default: 0.

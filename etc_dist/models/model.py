@@ -250,7 +250,7 @@ class Model:
         in all steps, other rows in one. Several steps have at most 128 rows. `table`
         has the pages of all these positions. sampling: one for all rows, or a list;
         default: the most likely id. outputs: the first rows, which alone get ids and
-        logits; default: all. Of several steps, all do.
+        logits, up to 512; default: all. Of several steps, all do.
 
         Returns the ids that were found, int32 [count, outputs] on the host; -1 for rows
         that have ended. If logits are not finite, all rows end at their step. Other
@@ -320,17 +320,17 @@ class Model:
     def _prepare(self, rows: StepRows, num_steps: int) -> tuple[int, Bound, Array]:
         """The number of rows with padding, the call, and where its ids will be."""
         height = padded(rows.numbers.shape[1])
-        most_outputs = num_outputs(height, rows.outputs)
+        num_logits = num_outputs(height, rows.outputs)
         length = self._policy.length(rows.longest)
         has_blocks = self._policy.has_blocks(rows.prompt_rows)
-        key = height, most_outputs, length, has_blocks, num_steps, rows.samples
+        key = height, num_logits, length, has_blocks, num_steps, rows.samples
         if key not in self._bound:
             dims = self._policy.dims(
-                height, rows.longest, most_outputs, has_blocks=has_blocks
+                height, rows.longest, num_logits, has_blocks=has_blocks
             )
             dims |= {"steps": num_steps, "samples": int(rows.samples)}
             row_arrays = self._rows.fill(rows, height)
-            self._bound[key] = self._bind(row_arrays, height, most_outputs, dims)
+            self._bound[key] = self._bind(row_arrays, height, num_logits, dims)
         bound, host_ids = self._bound[key]
         return height, bound, host_ids[:, : rows.outputs]
 
@@ -338,13 +338,13 @@ class Model:
         self,
         row_arrays: Mapping[str, Any],
         height: int,
-        most_outputs: int,
+        num_logits: int,
         dims: Mapping[str, int],
     ) -> tuple[Bound, Array]:
         """A step with `height` rows, and where its ids will be."""
-        ids_shape = dims["steps"], most_outputs
+        ids_shape = dims["steps"], num_logits
         next_ids = HostArray(ids_shape, self.world.backend, NO_ROW)
-        results = {"logits": self._logits[:most_outputs], "next_ids": next_ids.device}
+        results = {"logits": self._logits[:num_logits], "next_ids": next_ids.device}
         if self.config.mixture is not None:
             results["experts"] = self._experts(height, self.config.mixture)
         arrays = {**self._arrays, **row_arrays, **results}
@@ -372,7 +372,8 @@ class Model:
             self._rows = RowArrays(self.pages.table.shape, self.world.backend)
             vocabulary = self.part.config(config).vocabulary
             height = padded(self.most_rows)
-            self._logits = self._empty((height, vocabulary), dtype)
+            num_logits = num_outputs(height, height)
+            self._logits = self._empty((num_logits, vocabulary), dtype)
             if config.mixture is not None:
                 most = config.layers * height * config.mixture.router.top_k
                 self._best_ids = self._empty((most,), "int32")

@@ -16,7 +16,7 @@ from etc_dist.models.mirror import HostArray, Mirror
 from etc_dist.models.pages import UNUSED, PageTable, RowLimits, UsedPages
 from etc_dist.models.row_numbers import integers, read_rows, unfit
 from etc_dist.models.sampling import Sampling, row_sampling
-from etc_dist.models.step_policy import MOST_REQUESTS
+from etc_dist.models.step_policy import MOST_OUTPUTS, MOST_REQUESTS
 from etc_dist.models.written import ranges
 
 Array = np.ndarray[Any, Any]
@@ -197,8 +197,9 @@ class RowChecks:
         num_rows = len(requests)
         if outputs is None or steps > 1:
             outputs = num_rows
-        elif type(outputs) is not int or not 1 <= outputs <= num_rows:
-            outputs = expect_range(outputs, 1, num_rows, "outputs")
+        most_outputs = min(num_rows, MOST_OUTPUTS)
+        if type(outputs) is not int or not 1 <= outputs <= most_outputs:
+            outputs = expect_range(outputs, 1, most_outputs, "outputs")
         limits = self._limits_of(requests, self._pages.examine(table))
         self._expect_below(numbers, limits, lists_by_name)
         if not (limits.are_apart or _are_own(limits, of_rows)):

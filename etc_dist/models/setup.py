@@ -21,6 +21,7 @@ from etc_dist.models.ids import plain
 from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.rows import MOST_STOPS
 from etc_dist.models.step_policy import (
+    MOST_OUTPUTS,
     MOST_REQUESTS,
     MOST_STEPS,
     ROWS,
@@ -133,7 +134,8 @@ class ModelSetup:
     @property
     def used_rows(self) -> int:
         """The most rows of a step: each has a position of its own."""
-        return min(self.most_rows, self.batch * self.most_positions)
+        most = MOST_OUTPUTS if self.deterministic == BATCH else self.most_rows
+        return min(most, self.most_rows, self.batch * self.most_positions)
 
     @property
     def part(self) -> Part:

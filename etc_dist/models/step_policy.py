@@ -27,12 +27,18 @@ from etc_dist.ops.tile_model import (
 )
 from etc_dist.ops.tuning import Tuning, default_tuning
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+ROWS = (
+    *(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512),
+    *(768, 1024, 1536, 2048),
+)
 """The rows of a step; others are padded to the next one: few shapes to prove. At most
 MOST_ROWS of `plan_shares`."""
 MOST_REQUESTS = 128
 """The most requests at once. Steps have more rows for prompts alone: those with drafts
 or of several in a launch have at most as many."""
+MOST_OUTPUTS = 512
+"""The most rows of a step that get logits, and the most of all with
+`deterministic="batch"`, where the sums of all cuts of a row are kept."""
 WIDE_COLUMNS = {True: (96, 112, 160), False: (96, 160, 224)}
 """Whether a model has experts -> the columns of its tiles for many rows. More of them
 add code, of which the instruction cache holds little: by the model of times, the
@@ -108,11 +114,11 @@ def dims_of_tiles(name: str, tiling: Tiling, is_divided: bool) -> dict[str, int]
     return dims if is_divided else dict([*dims.items()][:2])
 
 
-def num_outputs(rows: int, wanted: int) -> int:
-    """How many of `rows` rows, with padding, get logits, if the first `wanted` have to.
-    One of two numbers, so that there are few shapes to prove: with more than
+def num_outputs(rows: int, num_wanted: int) -> int:
+    """How many of `rows` rows, with padding, get logits, if the first `num_wanted` have
+    to. One of two numbers, so that there are few shapes to prove: with more than
     MOST_REQUESTS rows, most are of prompts."""
-    return rows if wanted > MOST_REQUESTS else min(rows, MOST_REQUESTS)
+    return min(rows, MOST_OUTPUTS if num_wanted > MOST_REQUESTS else MOST_REQUESTS)
 
 
 def row_counts(most: int) -> tuple[int, ...]:
@@ -128,11 +134,17 @@ def padded(rows: int) -> int:
 def mean_tiles(rows: int, share: float, height: int) -> float:
     """The expected number of tiles of `height` rows that an expert has, if each of
     `rows` rows chooses it with the probability `share`."""
+    if share == 1:
+        return -(-rows // height)
+
+    def log_probability(count: int) -> float:
+        # NOTE: its factors are beyond the range of a float for many rows.
+        log_ways = math.lgamma(rows + 1) - math.lgamma(count + 1)
+        log_ways -= math.lgamma(rows - count + 1)
+        return log_ways + count * math.log(share) + (rows - count) * math.log1p(-share)
+
     return sum(
-        math.comb(rows, count)
-        * share**count
-        * (1 - share) ** (rows - count)
-        * -(-count // height)
+        math.exp(log_probability(count)) * -(-count // height)
         for count in range(1, rows + 1)
     )
 
@@ -244,7 +256,7 @@ class StepPolicy:
                 **self.dims(rows, n, outputs, has_blocks=has_blocks),
             }
             for rows in row_counts(most_rows)
-            for outputs in sorted({num_outputs(rows, 1), rows})
+            for outputs in sorted({num_outputs(rows, n) for n in (1, rows)})
             for n in lengths
             for has_blocks in {False, self.has_blocks(rows)}
         ]
@@ -258,7 +270,7 @@ class StepPolicy:
         return [
             {
                 "rows": rows,
-                "outputs": rows,
+                "outputs": num_outputs(rows, rows),
                 **self.dims(rows, positions, has_blocks=self.has_blocks(rows)),
                 "steps": most_steps(rows, steps),
                 "samples": 1,

@@ -32,27 +32,28 @@ struct plan_shares {
  private:
   static constexpr i32 kStage = Task::kStage;
 
-  // In scratch memory: the stages of each row, then those before it; of each share, the row and the
-  // unit of it where the share begins, and the same where shares begin with slices. Before: a bit for
-  // each page that a row writes to. At last, a bit for each row that begins a run, and the number of
-  // rows of shares.
+  // In scratch memory: the stages of each row, then those before it, after `add_stages`; of each
+  // share, the row and the unit of it where the share begins, and the same where shares begin with
+  // slices. Before: a bit for each page that a row writes to. At last, a bit for each row that begins
+  // a run, and the number of rows of shares.
   struct Layout {
-    i32 *stages, *before, *row, *unit, *rounded;
+    i32 *before, *row, *unit, *rounded;
     u32 *written_pages, *begin_bits;
     i32* num_rows;
     ETC_DEVICE explicit Layout(u32* scratch)
-        : stages(reinterpret_cast<i32*>(scratch)),
-          before(stages + Task::kMostRows),
+        : before(reinterpret_cast<i32*>(scratch)),
           row(before + Task::kMostRows + 1),
           unit(row + Task::kMostShares + 1),
           rounded(unit + Task::kMostShares + 1),
           written_pages(reinterpret_cast<u32*>(row)),
           begin_bits(reinterpret_cast<u32*>(rounded + Task::kMostShares + 1)),
           num_rows(reinterpret_cast<i32*>(begin_bits + kBeginWords)) {}
+    // After `add_stages`.
+    ETC_DEVICE i32 stages(i32 row_idx) const { return before[row_idx + 1] - before[row_idx]; }
   };
   static constexpr i32 kBeginWords = Task::kMostRows / 32;
   static_assert(
-      (2 * Task::kMostRows + 1 + 3 * (Task::kMostShares + 1) + kBeginWords + 1) * 4 <=
+      (Task::kMostRows + 1 + 3 * (Task::kMostShares + 1) + kBeginWords + 1) * 4 <=
       Shared::kScratchBytes);
   static_assert(Task::kMarks / 32 <= 3 * (Task::kMostShares + 1));
 
@@ -93,7 +94,7 @@ struct plan_shares {
         const u64 target = u64(last_axes<2>(task.template operand<Rows::kEnd>()).at(r));
         const uint4 extent = make_uint4(u32(begin), u32(row.length), before, u32(row.request));
         ptx::store16(target, is_there ? extent : make_uint4(0, 0, 0, 0));
-        layout.stages[r] = is_there ? (row.length + kStage - 1) / kStage - begin / kStage : 0;
+        layout.before[r] = is_there ? (row.length + kStage - 1) / kStage - begin / kStage : 0;
       }
     }
   }
@@ -135,7 +136,7 @@ struct plan_shares {
       while (bits == 0) bits = layout.begin_bits[--word];
       const i32 first = word * 32 + 31 - __clz(i32(bits)), size = num_rows - first;
       const i32 num_blocks = (size + kBlockRows - 1) / kBlockRows;
-      const bool is_there = layout.stages[first] > 0;
+      const bool is_there = layout.before[first] > 0;
       const bool is_last = is_there ? size >= Task::kLeastRun : num_rows == rows;
       if (!is_last || count + num_blocks > most) break;
 #pragma unroll 1
@@ -153,7 +154,7 @@ struct plan_shares {
     if (lane == 0) {
       ptx::store8(u64(blocks.at()), u32(count), 0);
       *layout.num_rows = num_rows;
-      if (num_rows == 0) layout.stages[0] = layout.before[0] = 0;  // for the bounds of shares
+      if (num_rows == 0) layout.before[0] = layout.before[1] = 0;  // for the bounds of shares
     }
   }
 
@@ -162,12 +163,13 @@ struct plan_shares {
     const i32 rows_per_lane = (rows + 31) / 32, first = i32(ptx::lane()) * rows_per_lane;
     u32 sum = 0;
 #pragma unroll 1
-    for (i32 r = first; r < minimum(first + rows_per_lane, rows); ++r) sum += u32(layout.stages[r]);
+    for (i32 r = first; r < minimum(first + rows_per_lane, rows); ++r) sum += u32(layout.before[r]);
     i32 before = i32(ptx::warp_sum_before(sum));
 #pragma unroll 1
     for (i32 r = first; r < minimum(first + rows_per_lane, rows); ++r) {
+      const i32 own = layout.before[r];
       layout.before[r] = before;
-      before += layout.stages[r];
+      before += own;
     }
     if (first + rows_per_lane >= rows && first < rows) layout.before[rows] = before;
   }
@@ -209,7 +211,7 @@ struct plan_shares {
       const i32 row = row_of(layout, rows, exact), unit = exact - units(layout, row);
       layout.row[s] = row;
       layout.unit[s] = unit;
-      layout.rounded[s] = rounded_of(unit, layout.stages[row], num_cuts);
+      layout.rounded[s] = rounded_of(unit, layout.stages(row), num_cuts);
     }
     task.sync();
     // Whether some worker gets much more than its part if shares begin with rows.
@@ -235,13 +237,13 @@ struct plan_shares {
       if (s < num_shares) {
         const i32 unit = is_long ? layout.unit[s] : layout.rounded[s];
         row = layout.row[s];
-        const bool is_next = unit > layout.stages[row];
+        const bool is_next = unit > layout.stages(row);
         row += i32(is_next);
         stage = is_next ? 0 : maximum(unit - 1, 0);
         layout.row[s] = row;
         layout.unit[s] = stage;
         if (num_cuts > 0) {
-          slot = row * num_cuts + (stage > 0 ? stage / cut_of<Task>(layout.stages[row]) : 0);
+          slot = row * num_cuts + (stage > 0 ? stage / cut_of<Task>(layout.stages(row)) : 0);
         }
       }
       const u32 before = u32(layout.before[row] + stage);
@@ -269,7 +271,7 @@ struct plan_shares {
 #pragma unroll 1
       for (i32 first = 0; first < rows; first += 32) {
         const i32 row = first + i32(ptx::lane());
-        const i32 stages = row < rows ? layout.stages[row] : 0, cut = cut_of<Task>(stages);
+        const i32 stages = row < rows ? layout.stages(row) : 0, cut = cut_of<Task>(stages);
         const i32 num_slices = (stages + cut - 1) / cut;
         append(task, num_slices > 1, row, row * num_cuts, num_slices, count);
       }

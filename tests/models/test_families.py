@@ -24,8 +24,6 @@ pytestmark = pytest.mark.torch
 PAGE, PAGES = 16, 2
 MOST_ERROR = 2.5
 """Of all logits, in units of the error of transformers in bf16."""
-OF_POSITIONS = {"yarn", "long", "window"}
-"""Names of cases that differ from others in what no rank divides."""
 STEPS = [[18, 2], [1, 3], [1, 1]]
 """The rows of each request in each step: prompts, one of them in two parts."""
 
@@ -130,8 +128,7 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path, rng):
     config = read_config(tmp_path)
     lengths = [sum(counts) for counts in zip(*STEPS, strict=True)]
     texts = [rng.integers(config.vocabulary, size=n).tolist() for n in lengths]
-    is_divided = config.heads > 1 and case.name not in OF_POSITIONS
-    for ranks in (1, 2) if is_divided else (1,):
+    for ranks in (1, 2) if config.heads > 1 else (1,):
         model, starts, of_steps = Ranks(tmp_path, config, ranks), [0] * len(texts), []
         for step_idx, counts in enumerate(STEPS):
             ends = [b + n for b, n in zip(starts, counts, strict=True)]

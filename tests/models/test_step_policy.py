@@ -39,8 +39,8 @@ def test_each_choice_is_listed_and_made_once(tmp_path, rng, monkeypatch):
     all_dims = policy.every(500)
     monkeypatch.setattr(step_policy, "work_of", None)
     for rows in ROWS:
-        for wanted, longest in product((1, 500), (1, 127, 128, 255, 384, 499, 500)):
-            outputs = num_outputs(rows, wanted)
+        for num_wanted, longest in product((1, 500), (1, 127, 128, 255, 384, 499, 500)):
+            outputs = num_outputs(rows, num_wanted)
             dims = {"rows": rows, "outputs": outputs}
             assert dims | policy.dims(rows, longest, outputs) in all_dims
     policy.dims(1, 1).clear()
