@@ -65,9 +65,9 @@ BLOCK_STAGES = 2
 """Stages that a worker reads for rows of shares in the time that it takes for one of a
 block: few rows are faster in shares, which all workers divide. An estimate for an H200,
 by the bytes that both read from L2 and from shared memory."""
-SPARE_BLOCKS = 8
-"""Blocks of a step beyond those of one prompt: the last one of each other prompt may
-have few rows. A task of a block that does not exist costs little."""
+PROMPT_ROWS = 64
+"""Blocks suffice for prompts of so many rows each: the last one of each may have few
+rows. Tasks of blocks that do not exist are passed over at once."""
 MOST_STEPS = 128
 """Steps of a launch, at most."""
 MEAN_ROWS = 3
@@ -439,7 +439,7 @@ class StepPolicy:
         if self.config.head_dim not in HEAD_DIMS:
             return {}
         height = rows_of_block(self.config.heads // self.config.kv_heads)
-        return {"most_blocks": -(-rows // height) + SPARE_BLOCKS if rows > 0 else 0}
+        return {"most_blocks": -(-rows // height) + -(-rows // PROMPT_ROWS)}
 
     def _cuts(self, longest: int) -> int:
         """The slots of a row if it is cut: a power of two, so that there are few shapes

@@ -119,11 +119,14 @@ def test_rows_are_in_blocks_where_shares_would_be_long(
     uses = [n for n in range(513) if policy.has_blocks(n)]
     assert uses == ([] if least is None else [*range(least, 513)])
     assert not replace(policy, in_order=True).has_blocks(512)
+    assert policy.dims(512, 500).get("most_blocks", 0) == 0
     all_dims = policy.every(500)
     for rows in uses:
         if rows in ROWS:
             dims = {"rows": rows, "outputs": rows}
             dims |= policy.dims(rows, 500, has_blocks=True)
-            assert dims in all_dims and dims["most_blocks"] > rows // 128
+            assert dims in all_dims
+            # Each of several prompts has a block with few rows.
+            assert dims["most_blocks"] >= rows // 128 + rows // 64
     names = {name for dims in all_dims for name in dims}
     assert ("most_blocks" in names) == (least is not None)
