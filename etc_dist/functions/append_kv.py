@@ -171,9 +171,10 @@ class PagedCache:
         sums = heads.astype(np.float32) + bias.astype(np.float32)
         return sums.astype(heads.dtype)
 
-    def pages(self, heads: Extent | int = 1) -> Operand:
-        """All pages of some heads."""
-        sizes = (Extent(whole=True), 2, heads, self.page_size, self.head_dim)
+    def pages(self, heads: int = 1, slots: Extent | None = None) -> Operand:
+        """All pages of some heads; slots: of each, by default all."""
+        of_page = slots or self.page_size
+        sizes = (Extent(whole=True), 2, heads, of_page, self.head_dim)
         return Operand(sizes, self.element, leading=True)
 
     def lengths(self, cos_sin: Any, request: Any, position: Any, table: Any) -> Any:
@@ -187,11 +188,13 @@ class PagedCache:
 def append_kv(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
     """k and v [rows, head_dim] of one KV head, with biases also those of k and of v
     [head_dim], and `PagedCache.operands` of the rows -> the rows' places in the head's
-    cache [pages, 2, page_size, head_dim]. Keys are normalized, if there is a norm, and
-    rotated. k, v and cache are in the cache's dtype. early: all reads but k and v may
-    come before the last wait is met."""
+    cache [pages, 2, slots, head_dim], of which a task has all slots of each page, or
+    those of `part` (a coordinate or named number): equally many from slot part * slots
+    on. Keys are normalized, if there is a norm, and rotated. k, v and
+    cache are in the cache's dtype. early: all reads but k and v may come before the
+    last wait is met."""
 
-    def body(k: Any, v: Any, *operands: Any) -> None:
+    def body(k: Any, v: Any, *operands: Any, part: int = 0) -> None:
         if paged.has_bias:
             (k_bias, v_bias), operands = operands[:2], operands[2:]
             k, v = paged.biased(k, k_bias), paged.biased(v, v_bias)
@@ -200,16 +203,16 @@ def append_kv(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
         lengths = paged.lengths(cos_sin, request, position, table)
         for row in np.flatnonzero(lengths):
             page, slot = divmod(int(position[row]), paged.page_size)
-            number = table[request[row], page]
-            if 0 <= number < len(cache):
+            number, own_slot = table[request[row], page], slot - part * cache.shape[2]
+            if 0 <= number < len(cache) and 0 <= own_slot < cache.shape[2]:
                 angles = cos_sin[position[row] + span[1]]
                 pair = np.stack([paged.rotated(k[row], gain, angles), v[row]])
-                cache[number, :, slot] = paged.placed(pair, [slot, slot])
+                cache[number, :, own_slot] = paged.placed(pair, [slot, slot])
 
     row = Operand(("rows", Extent(paged.head_dim, begins=8)), paged.element)
     bias = Operand((Extent(paged.head_dim, begins=8),), paged.element, leading=True)
     biases = {"bias": bias, "v_bias": bias}
     reads = {"k": row, "v": row, **biases, **paged.operands("rows")}
-    writes = {"cache": paged.pages()}
+    writes = {"cache": paged.pages(slots=Extent(most=paged.page_size))}
     before = paged.before_wait(2) if early else ()
     return paged.function("append_kv", body, reads, writes, reads_before_wait=before)

@@ -44,6 +44,9 @@ from etc_dist.ir.expr import wrap
 from etc_dist.models.experts import Turn
 from etc_dist.models.sizes import DecoderSizes
 
+APPEND_ROWS, APPEND_PARTS = (256, 1024), (1, 4, 16)
+"""From so many rows on, a KV head has so many tasks that append. A task with 2048 rows
+took 66 us after its keys were there, on an H200."""
 MANY_ROWS = 32
 """With at least so many rows, a task combines the slices of all heads of a row."""
 
@@ -160,8 +163,12 @@ class AttentionCalls:
     def _append(self, turn: Turn, rows_event: EventRef, ready: EventRef) -> EventTensor:
         g, sizes, (step, layer) = self.g, self.sizes, turn
         heads, dim = sizes.kv_heads, sizes.head_dim
-        appended = g.events("appended", (*self.turns, heads), expects=1)
-        (h,) = grid = g.grid(h=heads)
+        # Of many rows, a task stores those in some slots of each page.
+        most = select(self.rows < APPEND_ROWS[1], APPEND_PARTS[1], APPEND_PARTS[2])
+        num_parts = g.let("append_parts", select(self.rows < APPEND_ROWS[0], 1, most))
+        num_slots = g.let("append_slots", sizes.page_size // num_parts)
+        appended = g.events("appended", (*self.turns, heads), expects=num_parts)
+        h, part = grid = g.grid(h=heads, part=num_parts)
         of_heads = [tile(sizes.heads + n * heads + h, dim) for n in range(2)]
         g.call(
             append_kv(sizes.paged, early=self.early),
@@ -171,7 +178,7 @@ class AttentionCalls:
                 *self._of_layer(layer, "k_norm", *of_heads),
                 *self._places(step, layer),
             ],
-            writes=[self.cache[layer, :, :, h, :, :]],
+            writes=[self.cache[layer, :, :, h, tile(part, num_slots), :]],
             waits=[*([rows_event] if self.early else []), ready],
             notifies=[appended[*turn, h]],
         )

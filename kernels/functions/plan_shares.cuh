@@ -167,9 +167,9 @@ struct plan_shares {
     i32 before = i32(ptx::warp_sum_before(sum));
 #pragma unroll 1
     for (i32 r = first; r < minimum(first + rows_per_lane, rows); ++r) {
-      const i32 own = layout.before[r];
+      const i32 stages = layout.before[r];
       layout.before[r] = before;
-      before += own;
+      before += stages;
     }
     if (first + rows_per_lane >= rows && first < rows) layout.before[rows] = before;
   }

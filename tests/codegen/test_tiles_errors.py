@@ -141,7 +141,7 @@ ALIKE = {
     "up": (gate_up_token(OF_8), "1,k 1,8 8,n,k 8,n,k 8,c,k 1,2,n", {}),
     "down": (down_token(OF_8), "1,2 1,2 1,2,k 8,n,k 1,n", {}),
     "sum": (sum_expert_ranks(SPLIT, 1), "1,m,n m,2 t m,n", {}),
-    "append": (append_kv(PAGED), "m,64 m,64 64 t,64 m m t,k t,2,1,16,64", {}),
+    "append": (append_kv(PAGED), "m,64 m,64 64 t,64 m m t,k t,2,1,c,64", {"c": 16}),
     "attend": (
         attend(PAGED),
         "m,256 64 t,64 t,k t,2,1,16,64 m,4 k,4 c,4,64 c,4,2 c,256",

@@ -34,6 +34,8 @@ Array = np.ndarray[Any, Any]
 EPS, BASE = 1e-6, 10000.0
 WINDOW = 141
 """Of the layer, if the cache has windows."""
+APPEND_PARTS = 4
+"""Tasks of a KV head that append."""
 
 
 @graph_function
@@ -72,7 +74,7 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
     num_head_tiles = -(-group // HEADS)
     num_share_tasks = g.let("share_tasks", shares // of_task)
     plan_event = g.events("planned", (1,), expects=1)
-    appended = g.events("appended", (kv_heads,), expects=1)
+    appended = g.events("appended", (kv_heads,), expects=APPEND_PARTS)
     attended = g.events(
         "attended", (1,), expects=kv_heads * num_head_tiles * num_share_tasks
     )
@@ -103,7 +105,8 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
         notifies=[plan_event[0]],
         values={"lists": of_task},
     )
-    (h,) = grid = g.grid(h=kv_heads)
+    h, part = grid = g.grid(h=kv_heads, part=APPEND_PARTS)
+    slots_of_part = tile(part, paged.page_size // APPEND_PARTS)
     key = heads * dim + h * dim
     g.call(
         append_kv(paged),
@@ -115,7 +118,7 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
             *gain(1),
             *(cos_sin[:, :], request[:], position[:], table[:, :]),
         ],
-        writes=[cache[layer, :, :, h, :, :]],
+        writes=[cache[layer, :, :, h, slots_of_part, :]],
         waits=[plan_event[0]],  # so that tasks that attend begin before
         notifies=[appended[h]],
     )
