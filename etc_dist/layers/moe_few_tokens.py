@@ -16,7 +16,6 @@ from etc_dist.functions.down_token import down_token
 from etc_dist.functions.gate_up_token import gate_up_token
 from etc_dist.functions.routing import Mixture, Routing
 from etc_dist.functions.scaled_weights import SCALINGS, ScaledTensor
-from etc_dist.functions.score_token import score_token
 from etc_dist.ir import (
     EventTensor,
     Expr,
@@ -36,8 +35,10 @@ from etc_dist.layers.moe_steps import (
     add_biases,
     add_inputs,
     add_logits,
+    add_scores,
 )
 from etc_dist.layers.shared_expert import add_inputs_of_shared, shared_routing
+from etc_dist.ops.multiply import Matrix
 
 FEW_BYTES = 350_000_000
 """Bytes of weights that tokens alone read at most. With more, the bytes alone take the
@@ -50,8 +51,8 @@ many bytes of them, and not for several tokens."""
 FEW_TOKENS = 16
 """Tokens at most; fewer if they read more than FEW_BYTES of weights."""
 SCORED = 8
-"""Experts that one task scores at most, one a warp, and fewer for no more than
-SCORE_TASKS tasks: a worker alone reads slowly."""
+"""Tokens, and experts, that one task scores at most. Half as many experts, unless these
+are more than SCORE_TASKS tasks: a worker alone reads slowly."""
 
 
 def most_tokens(top_k: int, hidden: int, inner: int, *, is_scaled: bool = False) -> int:
@@ -155,22 +156,25 @@ def _score(
     score_tasks: int,
     name: str = "",
 ) -> tuple[Tensor, EventTensor]:
-    """Add the logits of each token, and the events after which they can be read."""
+    """Add the logits of each token, and the events after which those of SCORED tokens
+    can be read."""
     tokens, experts = x.shape[0], routing.experts
     logits = add_logits(g, routing, tokens, name)
-    most = minimum(SCORED, maximum(2, ceildiv(experts * tokens, score_tasks)))
-    scored = g.let(f"{name}scored", most)
+    num_blocks = g.let(f"{name}blocks", ceildiv(tokens, SCORED))
+    is_many = minimum(1, num_blocks * ceildiv(experts, 4) // (score_tasks + 1))
+    scored = g.let(f"{name}scored", 4 + 4 * is_many)
     num_groups = g.let(f"{name}groups", ceildiv(experts, scored))
-    routed = g.events(f"{name}routed", (tokens,), expects=num_groups)
-    m, e = grid = g.grid(m=tokens, e=num_groups)
-    token, of_group = span(m, 1), routing.group(e, scored)
-    g.call(
-        score_token(routing),
-        grid,
-        name=f"{name}score_token",
-        reads=[x[token, :], router[of_group, :]],
-        writes=[logits[token, of_group]],
-        notifies=[routed[m]],
+    routed = g.events(f"{name}routed", (num_blocks,), expects=num_groups)
+    add_scores(
+        g,
+        replace(routing, block=SCORED),
+        x,
+        Matrix(router),
+        logits,
+        (num_blocks, num_groups, scored),
+        lambda b: routed[b],
+        f"{name}score_experts",
+        most=SCORED,
     )
     return logits, routed
 
@@ -215,7 +219,7 @@ class _TokenExperts:
             name=f"{self.name}choose_experts",
             reads=[logits[token, span(0, self.routing.experts)], *self.biases],
             writes=[ids[token, :], weights[token, :]],
-            waits=[routed[m]],
+            waits=[routed[m // SCORED]],
             notifies=[picked[m]],
         )
         return ids, weights, picked
@@ -254,7 +258,7 @@ class _TokenExperts:
                 *self.biases,
             ],
             writes=[active[token, :, span(first, num_columns)]],
-            waits=[routed[m]],
+            waits=[routed[m // SCORED]],
             notifies=[activated[m]],
         )
         return active, activated

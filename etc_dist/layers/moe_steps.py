@@ -181,11 +181,13 @@ def add_scores(
     *,
     waits: Sequence[EventRef] = (),
     early: bool = False,
+    most: int = GROUP_EXPERTS,
 ) -> None:
     """Add the logits of x, which may have more rows. sizes: the numbers of blocks of
-    tokens, of groups of experts, and of a group's experts. notify: a block's event."""
+    tokens, of groups of experts, and of a group's experts. notify: a block's event.
+    most: experts of a group, if their number is not known."""
     (blocks, groups, size), rows, block = sizes, logits.shape[0], routing.block
-    most = size if isinstance(size, int) else GROUP_EXPERTS
+    most = size if isinstance(size, int) else most
     b, e = grid = g.grid(b=blocks, e=groups)
     of_block, of_group = tile(b, block), tile(e, size)
     if x.shape[0] is not rows:
