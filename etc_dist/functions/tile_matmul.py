@@ -275,7 +275,7 @@ class Tiles:
             self._check_rounds(epilogue)
         self._require_tile(epilogue.gated)
         if is_part:
-            self._check_parts(epilogue)
+            self._check_parts(epilogue, is_biased)
         if self.w_layout == "kn":
             box = TmaBox(STAGE_K, CHUNK_COLUMNS)
         else:
@@ -433,7 +433,15 @@ class Tiles:
             f"{WIDE_COLUMNS} columns",
         )
 
-    def _check_parts(self, epilogue: Epilogue) -> None:
+    def _check_parts(self, epilogue: Epilogue, is_biased: bool = False) -> None:
+        if is_biased:
+            raise GraphError(
+                "parts of a tile have no biases",
+                where=f"Tiles({self._name!r})",
+                wanted="whole tiles, by matmul(dtype, epilogue, is_biased=True)",
+                got="is_part=True, is_biased=True",
+                fix="multiply whole tiles, or add the biases after sum_parts",
+            )
         if any(shape.is_wide for shape in self._shapes):
             raise GraphError(
                 "wide tiles are not divided along k",

@@ -183,6 +183,10 @@ def test_parts_with_other_epilogues_are_refused():
         lambda: tiles.matmul("bfloat16", store_on_ranks(2), is_part=True),
         "parts of a tile do not have the epilogue|got: epilogue store_on_ranks to do",
     )
+    refused(
+        lambda: tiles.matmul("bfloat16", is_part=True, is_biased=True),
+        "parts of a tile have no biases|is_part=True, is_biased=True",
+    )
 
 
 @exhaustive
