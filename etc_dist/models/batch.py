@@ -244,7 +244,8 @@ class Batch:
         of_rows = ids[0].tolist()
         for request, count, drafts in parts:
             num_cached = request.cached + count
-            if num_cached == len(request.tokens):
+            has_id = num_cached == len(request.tokens)
+            if has_id:
                 row, end = end, end + 1 + len(drafts)
                 if drafts:
                     tokens = _accepted(of_rows[row:end], drafts, request.stop)
@@ -260,7 +261,9 @@ class Batch:
                 num_cached += len(tokens) - 1
                 extended_requests.append(request)
             request.cached = num_cached
-            if request.keys is not None:
+            # NOTE: before, nothing says that its numbers are finite. In blocks of rows,
+            # those that are not reach earlier positions, also of pages before.
+            if has_id and request.keys is not None:
                 self._keep(request)
             if request.is_done and request in self._requests:
                 self.remove(request)

@@ -126,3 +126,20 @@ def test_all_ranks_raise_what_one_rank_finds(tmp_path, rng, world, sampling):
             model.generate([[1, 2, 3]], max_new_tokens=4, sampling=sampling)
         texts = world.gather(str(caught.value))
         assert texts == [str(caught.value)] * world.size
+
+
+@ONE_RANK
+def test_a_prompt_that_is_not_finite_leaves_no_pages_to_others(spoiled_model):
+    """Nothing is known of its first step, which gives no id."""
+    prompt = [1] * 40 + [7] * 10
+    with spoiled_model([7], most_rows=45) as model, Batch(model, reuse=True) as batch:
+        for _ in range(2):
+            request = batch.add(prompt, max_new_tokens=4)
+            assert request.reused == 0
+            batch.step()
+            with pytest.raises(NotFiniteError):
+                batch.step()
+            batch.remove(request)
+        batch.add(prompt[:40], max_new_tokens=4)
+        batch.step()
+        assert batch.add(prompt, max_new_tokens=4).reused == 32
