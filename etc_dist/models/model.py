@@ -33,6 +33,8 @@ from etc_dist.world import World
 from etc_dist.world.agreement import sign
 
 Array = np.ndarray[Any, Any]
+MOST_PREPARED = 4096
+"""Calls that are remembered by the numbers of rows, which may be any."""
 
 
 class Model:
@@ -286,6 +288,8 @@ class Model:
             )
             prepared = self._prepared.get(key)
             if prepared is None:
+                if len(self._prepared) == MOST_PREPARED:
+                    self._prepared.clear()
                 prepared = self._prepared[key] = self._prepare(rows, num_steps)
             height, bound, host_ids = prepared
             self._rows.fill(rows, height)
