@@ -88,10 +88,11 @@ def load(
     bits in each batch. experts: of a mixture: "tensor" (default): each rank has a part
     of the inner width of every expert; "parallel": E / W of the E experts, whole, on
     each of W ranks. most_rows: positions that a step computes, of prompts and decoded
-    requests together, at least `batch` and at most 2048 (default); with fewer, requests
-    wait less for others' prompts, which take longer, and less memory is used.
-    speculate: drafts of a request's next tokens, found earlier in its
-    text, that a step checks; at most 32, only with one step in a launch; default: 0.
+    requests together, at least `batch` and at most 2048 (default), of which 512 are
+    used with deterministic="batch"; with fewer, requests wait less for others' prompts,
+    which take longer, and less memory is used. speculate: drafts of a request's next
+    tokens, found earlier in its text, that a step checks; at most 32, only with one
+    step in a launch; default: 0.
     bundle: a folder that `etc-dist build MODEL --bundle` wrote: nothing is compiled or
     proved, and its options are the defaults. world: default: the current one.
 

@@ -222,7 +222,8 @@ class Model:
 
         A row attends to all positions of its request up to its own: rows of earlier
         steps, or of this one. table [requests, most_pages]: the pages of each request,
-        see `PageTable`. All are integers on the host, of 1 to `most_rows` rows.
+        see `PageTable`. All are integers on the host, of 1 to `most_rows` rows, and at
+        most 512: `steps` takes more.
 
         Raises ArgumentError, before anything runs, for numbers out of range, for two
         rows at one place of the cache, for a row that attends to a position that no
@@ -252,7 +253,8 @@ class Model:
         in all steps, other rows in one. Several steps have at most 128 rows. `table`
         has the pages of all these positions. sampling: one for all rows, or a list;
         default: the most likely id. outputs: the first rows, which alone get ids and
-        logits, up to 512; default: all. Of several steps, all do.
+        logits, up to 512; default: all, which then are at most as many. Of several
+        steps, all do.
 
         Returns the ids that were found, int32 [count, outputs] on the host; -1 for rows
         that have ended. If logits are not finite, all rows end at their step. Other

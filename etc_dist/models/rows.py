@@ -195,6 +195,11 @@ class RowChecks:
             numbers = np.vstack([numbers, _default_ends(numbers, steps)])
         _, of_rows, requests, last = numbers
         num_rows = len(requests)
+        if outputs is None and num_rows > MOST_OUTPUTS:
+            raise unfit(
+                f"at most {MOST_OUTPUTS} rows that get ids: outputs= of model.steps",
+                f"{num_rows} rows without outputs=",
+            )
         if outputs is None or steps > 1:
             outputs = num_rows
         most_outputs = min(num_rows, MOST_OUTPUTS)

@@ -155,6 +155,16 @@ def test_rows_of_prompts_are_the_last_long_runs(lengths, count):
     assert rows.prompt_rows == 0
 
 
+def test_rows_that_cannot_all_get_ids_need_outputs():
+    checks = RowChecks(520, 2048, 1024, PageTable(1, 64, 16, 64))
+    numbers, table = np.arange(513), np.arange(64)[None]
+    rows = 0 * numbers, 0 * numbers, numbers, table
+    with pytest.raises(ArgumentError, match="at most 512 rows that get ids") as caught:
+        checks.check(*rows)
+    assert caught.value.got == "513 rows without outputs="
+    assert checks.check(*rows, outputs=1).outputs == 1
+
+
 @pytest.mark.parametrize("ends", [[-(2**40)], np.array([-(2**40)])])
 def test_an_end_has_no_lower_limit(ends):
     assert checked([1], [0], [5], ends=ends).numbers.tolist() == [[1], [5], [0], [0]]
