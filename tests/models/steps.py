@@ -10,7 +10,7 @@ import numpy as np
 
 from etc_dist import Program
 from etc_dist.functions.append_kv import PagedCache
-from etc_dist.functions.attend_prompt import PAIRS
+from etc_dist.functions.attend_prompt import HEAD_DIMS, PAIRS
 from etc_dist.functions.plan_shares import BOUND, EXTENT, LEAST_RUN, plan_shares
 from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir.tensor import numpy_dtype
@@ -51,12 +51,12 @@ def row_arrays(
 
 
 def share_dims(
-    tasks: int, cuts: int = 0, lists: int = 2, blocks: int = 0
+    tasks: int, cuts: int = 0, lists: int = 2, blocks: int = 0, head_dim: int = 64
 ) -> dict[str, int]:
     """Of the attention of a decoder: the tasks of a KV head, the lists of each, and the
     most blocks of rows."""
     dims = {"shares": lists * tasks, "shares_of_task": lists, "cuts": cuts}
-    return dims | {"most_blocks": blocks}
+    return dims | ({"most_blocks": blocks} if head_dim in HEAD_DIMS else {})
 
 
 def tile_dims(

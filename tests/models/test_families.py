@@ -95,9 +95,8 @@ class Ranks:
                 top_k = self.config.mixture.router.top_k
                 shape = self.config.layers, len(of), top_k
                 rank_arrays["experts"] = np.full(shape, -9, np.int32)
-        dims = (
-            self.dims | share_dims(tasks) | dict.fromkeys(("rows", "outputs"), len(of))
-        )
+        dims = self.dims | dict.fromkeys(("rows", "outputs"), len(of))
+        dims |= share_dims(tasks, head_dim=self.config.head_dim)
         results = simulate(self.plan, self.given, dims, check=is_first).outputs
         for rank_arrays, outputs in zip(self.given, results, strict=True):
             rank_arrays["cache"] = outputs["cache"]
