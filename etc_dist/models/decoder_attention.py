@@ -209,16 +209,9 @@ class AttentionCalls:
 
     def _attend(self, turn: Turn, appended: EventTensor, attended: EventTensor) -> None:
         g, sizes, (step, layer) = self.g, self.sizes, turn
-        dim, group, num_tiles = sizes.head_dim, sizes.group, -(-sizes.group // HEADS)
-        plan = self._plan_of(layer)
+        num_tiles, plan = -(-sizes.group // HEADS), self._plan_of(layer)
         i, j = grid = g.grid(i=sizes.kv_heads * num_tiles, j=self.tasks)
-        h, first_of_group = i // num_tiles, i % num_tiles * HEADS
-        first = h * group + first_of_group
-        num_queries = minimum(HEADS, group - first_of_group)
-        of_heads, columns = (
-            span(first, num_queries),
-            span(first * dim, num_queries * dim),
-        )
+        h, of_heads, columns = self._heads_of(i, HEADS)
         own_rows, own_slots = written(self.bounds, (step, plan), j, self.of_task)
         g.call(
             attend(sizes.paged, early=self.early),
@@ -249,21 +242,15 @@ class AttentionCalls:
         if self.blocks is None or self.most_blocks is None:
             return
         g, sizes, (step, layer) = self.g, self.sizes, turn
-        dim, group, width = sizes.head_dim, sizes.group, heads_of_block(sizes.group)
-        num_tiles, plan = -(-group // width), self._plan_of(layer)
+        width = heads_of_block(sizes.group)
+        num_tiles, plan = -(-sizes.group // width), self._plan_of(layer)
         count = self.blocks.load(step, plan, 0, 0)
         b, i = grid = g.grid(
             b=up_to(self.most_blocks, count), i=sizes.kv_heads * num_tiles
         )
-        h, first_of_group = i // num_tiles, i % num_tiles * width
-        first = h * group + first_of_group
-        num_queries = minimum(width, group - first_of_group)
-        of_heads, columns = (
-            span(first, num_queries),
-            span(first * dim, num_queries * dim),
-        )
+        h, of_heads, columns = self._heads_of(i, width)
         start, size = (self.blocks.load(step, plan, b + 1, n) for n in range(2))
-        rows = span(start, minimum(rows_of_block(group), size))
+        rows = span(start, minimum(rows_of_block(sizes.group), size))
         g.call(
             attend_prompt(sizes.paged),
             grid,
@@ -280,6 +267,16 @@ class AttentionCalls:
             notifies=[attended[*turn, 1]],
             even=True,
         )
+
+    def _heads_of(self, i: Expr, width: int) -> tuple[Expr, Any, Any]:
+        """The KV head of tile i of query heads, its up to `width` heads, and their
+        columns."""
+        dim, group = self.sizes.head_dim, self.sizes.group
+        num_tiles = -(-group // width)
+        h, first_of_group = i // num_tiles, i % num_tiles * width
+        first = h * group + first_of_group
+        num_queries = minimum(width, group - first_of_group)
+        return h, span(first, num_queries), span(first * dim, num_queries * dim)
 
     def _combine(self, turn: Turn, attended: EventTensor) -> None:
         g, sizes, (step, layer) = self.g, self.sizes, turn
