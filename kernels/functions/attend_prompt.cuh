@@ -326,14 +326,12 @@ struct PromptCompute : PromptCall<Call> {
 };
 
 template <class Call>
-struct attend_prompt : Roles, PromptCall<Call> {
+struct attend_prompt : AttendRoles<Call, typename PromptCall<Call>::Words>, PromptCall<Call> {
   using Of = AttendCall<Call>;
   using Of::kStageBytes;
   using Words = typename PromptCall<Call>::Words;
   using Compute = PromptCompute<Call>;
   using Feed = AttendFeed<Call, kEvictNormal>;  // other blocks read the same positions
-  static constexpr u32 kUniformStageBytes = kStageBytes;
-  static constexpr u32 kDataWords = sizeof(Words) / 4;
 
   struct Prepared {
     Words words;
@@ -348,23 +346,6 @@ struct attend_prompt : Roles, PromptCall<Call> {
     row.positions.end = source.row(source.rows - 1).positions.end;
     const u32 count = u32(row.positions.stages());
     return {{c, row.positions}, count, source, {source, {0, 0, 0}, count, row}};
-  }
-
-  template <class Program>
-  ETC_DEVICE static u32 size(const Run<Program>&, const Prepared& prepared) {
-    return prepared.count + 1;
-  }
-  template <class Program>
-  ETC_DEVICE static RingStages stages(const Run<Program>&, u32 size) {
-    return {size > 0 ? size - 1 : 0, kStageBytes};
-  }
-  template <class Program>
-  ETC_DEVICE static void data(
-      const Run<Program>&, const Prepared& prepared, u32, u32 (&words)[kDataWords]) {
-#pragma unroll
-    for (u32 n = 0; n < kDataWords; ++n) {
-      words[n] = reinterpret_cast<const u32*>(&prepared.words)[n];
-    }
   }
 
   template <class Program, class Publish, class Event, class Loaded>

@@ -211,4 +211,29 @@ struct AttendFeed {
   }
 };
 
+// What the roles of tasks that attend share: `Prepared` has the number of stages, `count`, and what
+// the compute threads get to know, `words`.
+template <class Call, class Words>
+struct AttendRoles : Roles {
+  static constexpr u32 kUniformStageBytes = AttendCall<Call>::kStageBytes;
+  static constexpr u32 kDataWords = sizeof(Words) / 4;
+
+  template <class Program, class Prepared>
+  ETC_DEVICE static u32 size(const Run<Program>&, const Prepared& prepared) {
+    return prepared.count + 1;
+  }
+  template <class Program>
+  ETC_DEVICE static RingStages stages(const Run<Program>&, u32 size) {
+    return {size > 0 ? size - 1 : 0, kUniformStageBytes};
+  }
+  template <class Program, class Prepared>
+  ETC_DEVICE static void data(
+      const Run<Program>&, const Prepared& prepared, u32, u32 (&words)[kDataWords]) {
+#pragma unroll
+    for (u32 n = 0; n < kDataWords; ++n) {
+      words[n] = reinterpret_cast<const u32*>(&prepared.words)[n];
+    }
+  }
+};
+
 }  // namespace etc
