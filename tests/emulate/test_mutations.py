@@ -106,7 +106,7 @@ def divided_rows() -> Any:
 
 def some_prompts() -> Any:
     """Prompts, of which a request continues at the position after that of another one,
-    beside rows of shares."""
+    with rows of shares in the same step."""
     rows = [[300], [40], range(200, 270), range(270, 300)]
     arrays = draw_step(np.random.default_rng(7), OF_PROMPTS, 3, 1, rows, in_order=True)
     return arrays, dims_of(arrays, 2, blocks=4)

@@ -141,7 +141,7 @@ def test_activations_of_any_octaves_are_multiplied_exactly():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_infinite_activations_stay(dtype):
-    """Beside others of many octaves; times 0 they are NaN."""
+    """In rows with numbers of many octaves; times 0 they are NaN."""
     active = np.exp2(np.arange(256) % 24 - 12.0)[None, None]
     active[0, 0, 5] = np.inf
     down = np.ones((1, 8, 256))

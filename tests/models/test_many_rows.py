@@ -67,7 +67,7 @@ def test_a_prompt_is_read_in_few_steps_with_the_same_result(
 def test_rows_of_prompts_are_attended_in_blocks_with_the_same_result(
     tmp_path, rng, one_rank
 ):
-    """Beside a request that is decoded. In order there are no blocks."""
+    """In a step that also decodes a request. In order there are no blocks."""
     folder = make_model(tmp_path, rng)
     prompts = [rng.integers(504, size=n).tolist() for n in (30, 150, 200)]
     options = {"batch": 3, "positions": 320, "page_size": 16, "world": one_rank}
@@ -204,7 +204,7 @@ def test_memory_for_long_prompts_is_allocated_with_the_first_one(
 ):
     folder = make_model(tmp_path, rng)
     with load(folder, positions=320, batch=2, world=one_rank) as model:
-        # Each row has a position of its own: 640 of them, with padding.
+        # Each row has its own position: 640 of them, with padding.
         for rows, most in ((1, MOST_REQUESTS), (192, 768)):
             demand = model.program._capacity_hint({"rows": rows})
             assert max(dims["rows"] for dims in demand) == most
